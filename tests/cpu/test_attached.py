@@ -667,6 +667,43 @@ def test_views_have_the_history_that_eager_gives_them(fn, wants, on):
         torch.testing.assert_close(mine[1], theirs[1])
 
 
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -g
+
+
+class _FirstRow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x[0]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return torch.stack([g * 7, g * 0])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_that_show_other_memory_through_a_derivative_of_their_own(dynamic: bool) -> None:
+    """An autograd.Function gives its argument back, or a part of it: the program's result goes back through its `backward`."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return _Reversed.apply(x), _Reversed.apply(x).view(-1), _FirstRow.apply(x), x.t(), _Reversed.apply(y), y, y[1]
+
+    a, b = (torch.arange(4.0).view(2, 2).requires_grad_() for _ in range(2))
+    want, got = f(a), torchsmith.compile(f, fullgraph=True, dynamic=dynamic)(b)
+    for p, q in zip(want, got, strict=True):
+        assert torch.equal(p, q)
+        (g,), (h,) = (torch.autograd.grad(t.sum(), x, retain_graph=True) for t, x in ((p, a), (q, b)))
+        assert torch.equal(g, h)
+    assert all(got[k].untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for k in range(4))
+
+
 def test_what_was_recorded_goes_with_the_function() -> None:
     """relu's node saves its result, which knows the recording."""
 

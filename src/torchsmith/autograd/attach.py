@@ -183,7 +183,7 @@ class Attached:
             elif s.kind == "tangent":
                 args.append(_as_planned(grads[s.at[0]], planned.get(len(args))))
             else:
-                args.append(ctx.sizes[s])
+                args.append(ctx.sizes[s] if s in ctx.sizes else _size(ctx.inputs, s))  # asked for only where some roots have no gradient
         if not _keeps_graph():
             ctx.block = ctx.inputs = None
             kept.clear()

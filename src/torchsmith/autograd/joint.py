@@ -9,6 +9,7 @@ What the backward pass keeps and what it computes again is chosen in recompute.p
 from __future__ import annotations
 
 import operator
+import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,7 +120,13 @@ class Joint:
             if t.requires_grad and t.grad_fn is not fn:
                 raise Unsupported("AUT001", at=self.facts.loc, detail="an input is written where gradients flow")
         outputs = describe_outputs(self.rec, outs, homes=True)
-        return [*outs, *outputs.homes], outputs
+        outs = [*outs, *outputs.homes]
+        rows = list(outputs.results)
+        for k, row in enumerate(rows):
+            if isinstance(row, ViewOf):
+                base = self.rec.inputs[row.of] if isinstance(row.of, int) else outs[row.of[1]]
+                rows[k] = replace(row, apart=row.apart or _has_own_derivative(outs[k], base))
+        return outs, replace(outputs, results=tuple(rows))
 
     def _roots(self) -> tuple[int, ...]:
         """Fresh results that require grad, and such parts of memory that is no result itself, each tensor once."""
@@ -477,6 +484,26 @@ class _Part:
             self._input(slot, row.sym)
             found[name] = replace(row, origin=("scalar", len(self.slots) - 1))
         return found
+
+
+_VIEWS = re.compile(
+    r"(Reshape)?Alias|AsStrided|(Unsafe)?View|T|(Uns|S)queeze|Select|Slice|Split|Unbind|Transpose|Permute|Expand|Diagonal|Unfold|View\w+"
+)
+
+
+def _maker(t: torch.Tensor) -> Any:
+    """The node of autograd behind the views through which it knows a tensor."""
+    fn = t.grad_fn
+    while fn is not None and _VIEWS.fullmatch(re.sub(r"Backward\d*$", "", fn.name())):
+        fn = fn.next_functions[0][0]
+    return fn
+
+
+def _has_own_derivative(t: torch.Tensor, base: torch.Tensor) -> bool:
+    """Shows `t` memory of `base` as the result of an autograd.Function, which a view made anew would not go back through, or `base` that
+    of `t`?"""
+    of_t, of_base = _maker(t), _maker(base)
+    return of_t is not of_base and any(isinstance(fn, torch.autograd.function.BackwardCFunction) for fn in (of_t, of_base))
 
 
 def _dimension(nodes: Sequence[Node], size: Sym) -> tuple[int, int] | None:
