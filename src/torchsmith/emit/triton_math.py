@@ -21,7 +21,8 @@ NATIVE: dict[str, str] = {
     "rsqrt": "tl.rsqrt({0})", "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "abs": "tl.abs({0})", "fma": "tl.fma({0}, {1}, {2})",
 }  # fmt: skip
 NATIVE64 = {"exp": "tl.exp({0})", "sqrt": "tl.sqrt({0})"}
-NATIVE32 = {"sqrt": "tl.sqrt_rn({0})"}
+# gelu: eager's formula there; what emit/math.py has for processors takes 86 instructions, more time than memory needs, this one 36
+NATIVE32 = {"sqrt": "tl.sqrt_rn({0})", "gelu": "({0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476)))"}
 # where 11 bits of a result are kept, the bare instruction is exact enough
 FAST32 = {"exp": "tl.exp({0})", "sigmoid": "(1.0 / (1.0 + tl.exp(-{0})))"}
 # whole turns are taken away, and what is near 0 is its own sine: the device's approximation is exact to 2^-21 absolutely
