@@ -209,7 +209,9 @@ class Op(Expr):
     name: str
 
     def __new__(cls, name: str, dtype: DType, args: tuple[Expr, ...]) -> Op:
-        return cast(Op, cls._intern((name, dtype, args), dtype, args, name=name))
+        known = _INTERNED.get((cls, name, dtype, args))  # most are there, and this is the shortest way
+        found = known() if known is not None else None
+        return cast(Op, found if found is not None else cls._intern((name, dtype, args), dtype, args, name=name))
 
     def _with(self, args: tuple[Expr, ...]) -> Expr:
         return op(self.name, *args, dtype=self.dtype)

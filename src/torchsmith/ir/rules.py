@@ -12,7 +12,7 @@ import math
 import struct
 from collections.abc import Callable
 
-from . import algebra
+from . import algebra, memo
 from . import dtype as dt
 from .bounds import NOTHING_KNOWN, decide
 from .dtype import DType
@@ -59,17 +59,31 @@ def fold_constants(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | No
     return Const(dtype, bool(result) if dtype is dt.bool_ else wrap(dtype, int(result)))
 
 
+def _polynomial(name: str, a: Expr, b: Expr) -> Expr:
+    if name == "neg":
+        return algebra.mul(a, Const(dt.index, -1))
+    if name == "mul":
+        return algebra.mul(a, b)
+    return algebra.add(a, b, 1 if name == "add" else -1)
+
+
+# Four of five sums and products of indices that a compilation builds were built in it before.
+_RING: dict[tuple[str, Expr, Expr], Expr] = memo.table({})
+MOST = 1 << 16
+
+
 @rule("add", "sub", "mul", "neg")
 def ring(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | None:
     if dtype is dt.index:
         a, b = args[0], args[-1]
         if isinstance(a, Const) and isinstance(b, Const):  # most of them, and the way through `algebra` is long
             return const(int(OPS[name].scalar(a.value) if name == "neg" else OPS[name].scalar(a.value, b.value)))
-        if name == "neg":
-            return algebra.mul(a, Const(dt.index, -1))
-        if name == "mul":
-            return algebra.mul(a, b)
-        return algebra.add(a, b, 1 if name == "add" else -1)
+        found = _RING.get((name, a, b))
+        if found is None:
+            if len(_RING) >= MOST:
+                _RING.clear()
+            found = _RING[name, a, b] = _polynomial(name, a, b)
+        return found
     return fold_float(name, dtype, args) if dtype.is_float else fold_constants(name, dtype, args) or whole_ring(name, dtype, args)
 
 
