@@ -236,3 +236,22 @@ def test_arguments_that_torchaxs_rows_do_not_have():
     with events.recording() as got:
         torch.testing.assert_close(fn(x), some(x))
     assert not [e for e in got if e.kind == "fallback"]
+
+
+def test_a_float_that_varies_is_no_constant():
+    """Of a number a tracer makes a constant: it gets a tensor, and reads the number of it."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    for program in ((lambda u, rate: u.mul(rate * 0.5) + 1), (lambda u, rate: u.sqrt() / rate**0.5)):
+        for name in ("eager", "aot_eager"):
+            calls = []
+
+            def backend(gm, inputs, name=name, calls=calls):
+                calls.append(gm)
+                return lookup_backend(name)(gm, inputs)
+
+            compiled = torchsmith.compile(program, backend=backend, fullgraph=True)
+            u = torch.tensor([2.0, 3.0])
+            for k in range(1, 5):
+                torch.testing.assert_close(compiled(u, k * 0.37), program(u, k * 0.37))
+            assert len(calls) == 2

@@ -2,7 +2,8 @@
 
 In: a backend `(GraphModule, example_inputs, **keywords) -> callable`. Out: the same signature for our captured graphs. A partner finds a
 graph of its own, fake tensors of one mode in meta["example_value"] of its nodes, PyTorch's symbols where sizes vary (those that the graph
-reads are inputs, in front), lifted parameters as inputs, and the tracing context that torch's tools ask for.
+reads are inputs, in front), floats that vary as tensors whose item() it reads, lifted parameters as inputs, and the tracing context that
+torch's tools ask for.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -40,7 +41,7 @@ def as_partner(backend: Backend) -> Backend:
 
     def call(gm: fx.GraphModule, inputs: Sequence[Any], **keywords: Any) -> Any:
         nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        if not any(isinstance(size, torch.SymInt) for n in nodes for size in _sizes(n)):
+        if not any(isinstance(number, torch.SymInt | torch.SymFloat) for n in nodes for number in (n.meta.get("val"), *_sizes(n))):
             return _call(backend, gm, inputs, keywords, Theirs())
         theirs = Theirs()
         try:
@@ -81,16 +82,25 @@ class Theirs:
         self.values: dict[str, Any] = {}  # our symbol -> their number
         self.ours: dict[Any, Any] = {}  # their symbol -> our number
         self.inputs: list[Any] = []
+        self.floats: dict[int, torch.Tensor] = {}  # by number of the input: a tensor of the float
         self.pinned: list[tuple[Any, int]] = []  # our number, and the constant that they took it for
 
     def see(self, nodes: Sequence[fx.Node], inputs: Sequence[Any]) -> None:
-        """Inputs as they shall be seen. Raises Unsupported (BCK004) for numbers that are not integers."""
+        """Inputs as they shall be seen."""
         later: list[tuple[Any, Any]] = []
         for n, value in zip(nodes, inputs, strict=True):
             sizes = _sizes(n)
             if not isinstance(value, torch.Tensor):
+                if isinstance(n.meta["val"], torch.SymFloat) and not n.users:  # Python has computed another number of it
+                    self.inputs.append(value)
+                    continue
                 if isinstance(n.meta["val"], torch.SymFloat):
-                    raise Unsupported("BCK004", detail=f"{n.name} is a float that varies")
+                    real = torch.tensor(value, dtype=torch.float64)
+                    self.inputs.append(self.mode.from_tensor(real, source=_Placeholder(n.name)))
+                    self.floats[len(self.inputs) - 1] = real
+                    with self.mode:
+                        self._bind(n.meta["val"], self.inputs[-1].item(), later)
+                    continue
                 self.inputs.append(self._number(n.name, value) if sizes else value)
                 found: Sequence[Any] = [self.inputs[-1]] if sizes else []
             else:
@@ -117,9 +127,9 @@ class Theirs:
         """A symbol for an integer that is no size: 0 and 1 are numbers as all others."""
         return self.env.create_unspecified_symint_and_symbol(value, _Placeholder(name), DimDynamic.DYNAMIC)
 
-    def _bind(self, ours: torch.SymInt, made: Any, later: list[tuple[Any, Any]]) -> None:
+    def _bind(self, ours: torch.SymInt | torch.SymFloat, made: Any, later: list[tuple[Any, Any]]) -> None:
         expr = ours.node.expr
-        if not isinstance(made, torch.SymInt):
+        if not isinstance(made, torch.SymInt | torch.SymFloat):
             self.pinned.append((ours, made))
         elif isinstance(expr, Sym) and expr.name not in self.values:
             self.values[expr.name] = made
@@ -146,16 +156,39 @@ def _call(backend: Backend, gm: fx.GraphModule, inputs: Sequence[Any], keywords:
     """What the backend makes of `gm`, as a call of the inputs of `gm`."""
     fakes = theirs.inputs or [theirs.known(v) for v in inputs]
     graph = copied(gm.graph)
+    read_floats(graph, theirs.floats)
     places = lift_sizes(graph) if theirs.inputs else []
     sizes = [fakes[i].shape[d] for i, d in places]
     given = [fake if isinstance(fake, torch.SymInt) else value for fake, value in zip(fakes, inputs, strict=True)]
+    for i, real in theirs.floats.items():
+        given[i] = real
     written_through(graph)
     with_examples(graph, gm, [*sizes, *fakes], theirs.mode)
     own = fx.GraphModule(gm, graph)
     own.meta = dict(gm.meta)
     with tracing(TracingContext(theirs.mode)), as_they_were([inputs[i] for i in gm.meta["written"]]):
         made = backend(own, [*sizes, *given], **keywords)
-    return (lambda *args: made(*[args[i].shape[d] for i, d in places], *args)) if places and callable(made) else made
+    if not callable(made) or not (places or theirs.floats):
+        return made
+    numbers = frozenset(theirs.floats)
+
+    def call(*args: Any) -> Any:
+        given = [torch.tensor(a, dtype=torch.float64) if i in numbers else a for i, a in enumerate(args)]
+        return made(*[args[i].shape[d] for i, d in places], *given)
+
+    return call
+
+
+def read_floats(graph: fx.Graph, numbers: Collection[int]) -> None:
+    """The inputs of these numbers are tensors, whose item() the graph reads: of a number itself who traces the graph makes a constant."""
+    nodes = [n for n in graph.nodes if n.op == "placeholder"]
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    for i in numbers:
+        node = nodes[i]
+        if node.users:
+            with graph.inserting_before(first):
+                item = graph.call_method("item", (node,))
+            node.replace_all_uses_with(item, delete_user_cb=lambda user, item=item: user is not item)
 
 
 def lift_sizes(graph: fx.Graph) -> list[tuple[int, int]]:
