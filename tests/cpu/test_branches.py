@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from capturing import same
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as each
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
@@ -104,3 +105,44 @@ def test_operators_of_graphs():
         y, z = torchsmith.compile(f, fullgraph=True, backend="eager")(x)
         want = x.sin() if x.sum() > 0 else x.cos()
         assert torch.equal(y, want) and torch.equal(z, torch.stack([a * want for a in x]))
+
+
+def test_scans_of_dictionaries_and_of_functions_that_are_not_elementwise():
+    """Values and strides are those of torch's own functions; a scan over no tensors gives back what it began with."""
+    weight = torch.tensor([[1.0, 2.0], [0.5, -1.0]])
+
+    def rows(a, b):
+        return {"x": a["x"] @ weight @ weight.t() + b["x"], "y": [a["y"][0] * b["y"][0]]}
+
+    def running(c, a):
+        return {"sum": c["sum"] + a["x"]}, (c["sum"] * a["y"][0], a["x"].sum())
+
+    def f(x, dim, reverse):
+        tree = {"x": x, "y": [x + 1]}
+        both = associative_scan(rows, tree, dim, reverse=reverse, combine_mode="generic")
+        powers = associative_scan(lambda a, b: (a + torch.vmap(torch.square)(b)).expand(a.shape), x, dim, reverse, combine_mode="generic")
+        return both, powers, scan(running, {"sum": x.select(dim, 0) * 0}, tree, dim=dim, reverse=reverse), scan(running, x, [])
+
+    def combined(fn, x, dim, reverse):
+        """torch's order: pairs of neighbours first."""
+        parts = list(x.unbind(dim))[:: -1 if reverse else 1]
+        a, b, c = parts
+        out = [a, fn(a, b), fn(fn(a, b), c)]
+        return torch.stack(out[:: -1 if reverse else 1]).movedim(0, dim)
+
+    compiled = torchsmith.compile(f, fullgraph=True, backend="eager")
+    for dim, reverse in ((0, False), (1, True)):
+        x = torch.arange(12.0).reshape(3, 2, 2).movedim(0, dim).contiguous() / 7
+        (both, powers, (carry, made), nothing) = compiled(x, dim, reverse)
+        want = combined(lambda a, b: a @ weight @ weight.t() + b, x, dim, reverse)
+        assert torch.equal(both["x"], want) and both["x"].stride() == want.stride()
+        assert torch.equal(both["y"][0], combined(torch.mul, x + 1, dim, reverse))
+        assert torch.equal(powers, combined(lambda a, b: a + b.square(), x, dim, reverse))
+        torch.testing.assert_close(carry["sum"], x.sum(dim))
+        steps = torch.stack([torch.zeros(2, 2), *x.unbind(dim)][:3] if not reverse else [x[:, 1] + x[:, 2], x[:, 2], torch.zeros(2, 2)])
+        before = steps.cumsum(0) if not reverse else steps
+        want = (before * (x + 1).movedim(dim, 0)).movedim(0, dim)
+        torch.testing.assert_close(made[0], want)
+        assert made[0].stride() == want.contiguous().movedim(dim, 0).contiguous().movedim(0, dim).stride()
+        assert nothing[0] is x and nothing[1] == []
+        torch.testing.assert_close(made[1], x.sum([d for d in range(3) if d != dim]))

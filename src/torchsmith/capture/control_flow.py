@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -30,6 +31,14 @@ def _arguments(spelt: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]
     bound = inspect.Signature(parameters).bind(*args, **kwargs)
     bound.apply_defaults()
     return list(bound.arguments.values())
+
+
+def _flat(m: Machine, tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of what the program gives, read as the program would read them."""
+    if issubclass(type(tree), torch.Tensor):
+        return pytree.tree_flatten(tree)
+    leaves, spec = m.call(pytree.tree_flatten, [tree], {})
+    return list(leaves), spec
 
 
 def _run(m: Machine, fn: Callable[..., Any], operands: Any) -> tuple[list[Any], Any]:
@@ -132,15 +141,15 @@ def _select(m: Machine, x: Any, dim: int, i: int) -> Any:
 
 
 def _stacked(m: Machine, rows: list[list[Any]], dim: int) -> list[Any]:
-    """One tensor for each leaf; those with too few dimensions are stacked along their first."""
-    leaves = [list(parts) for parts in zip(*rows, strict=True)]
-    return [m.recorder.record("function", torch.stack, (parts, dim if dim <= parts[0].dim() else 0), {}) for parts in leaves]
+    """One tensor for each leaf, stacked along the first dimension, which is then shown as `dim` where there are so many."""
+    leaves = [m.recorder.record("function", torch.stack, (list(parts), 0), {}) for parts in zip(*rows, strict=True)]
+    return [m.recorder.record("method", "movedim", (x, 0, dim), {}) if 0 < dim < x.dim() else x for x in leaves]
 
 
 def map_(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """map(f, xs, *args) -> stack([f(xs[0], *args), f(xs[1], *args), ...])"""
     fn, xs, *rest = args
-    flat, spec = pytree.tree_flatten(xs)
+    flat, spec = _flat(m, xs)
     rows: list[list[Any]] = []
     made: Any = None
     for i in range(_steps(m, flat, 0, "map")):
@@ -160,8 +169,10 @@ def scan(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """scan(f, init, xs) -> the carry after the last element, and what f returned beside it, stacked."""
     options = {"dim": 0, "reverse": False} | {k: kwargs.pop(k) for k in ("dim", "reverse") if k in kwargs}
     fn, carry, xs = _arguments("combine_fn init xs", args, kwargs)
-    flat, spec = pytree.tree_flatten(xs)
-    dim = options["dim"] % flat[0].dim() if flat else 0
+    flat, spec = _flat(m, xs)
+    if not flat:
+        return carry, []
+    dim = options["dim"] % flat[0].dim()
     steps = range(_steps(m, flat, dim, "scan"))
     rows: list[list[Any]] = []
     made: Any = None
@@ -199,16 +210,38 @@ def _doubling(combine: Any, xs: Any, dim: int, reverse: bool) -> Any:
 
 
 def associative_scan(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """torch maps combine_fn over the scanned dimension; an elementwise one takes whole tensors as they are, others are refused."""
+    """torch maps combine_fn over the scanned dimension: an elementwise one takes whole tensors as they are, others go element by element."""
     combine, xs, dim, reverse, _ = _arguments("combine_fn xs dim reverse combine_mode", args, kwargs)
-    parts = [xs] if issubclass(type(xs), torch.Tensor) else xs if type(xs) in (tuple, list) else ()
-    if not parts or not all(issubclass(type(x), torch.Tensor) for x in parts):
-        raise Unsupported("CAP014", at=m.loc(), detail="associative_scan of nested values")
+    flat, spec = _flat(m, xs)
+    if not flat or not all(issubclass(type(x), torch.Tensor) and x.dim() for x in flat):
+        raise Unsupported("CAP033", at=m.loc(), detail="associative_scan of what are no tensors")
+    dim = dim % flat[0].dim()
+
+    def element(i: int) -> Any:
+        return pytree.tree_unflatten([_select(m, x, dim, i) for x in flat], spec)
+
     known, mark = set(m.recorder.graph.nodes), m.recorder.last_node()
-    m.call(combine, [xs, xs], {})
-    for node in m.recorder.graph.nodes:
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        if node not in known and node.op != "placeholder" and name not in _ELEMENTWISE:
-            raise Unsupported("CAP014", at=m.loc(), detail=f"associative_scan with {name}")
+    _run(m, combine, (element(0), element(0)))
+    names = {getattr(n.target, "__name__", n.target) for n in m.recorder.graph.nodes if n not in known and n.op != "placeholder"}
     m.recorder.take_back(mark)
-    return m.inline(_doubling, [combine, xs, dim, bool(reverse)], {})
+    if names - {"select"} <= _ELEMENTWISE and (issubclass(type(xs), torch.Tensor) or (type(xs) in (tuple, list) and len(xs) == len(flat))):
+        return m.inline(_doubling, [combine, xs, dim, bool(reverse)], {})
+    steps = range(_steps(m, flat, dim, "associative_scan"))
+
+    def combined(a: list[Any], b: list[Any]) -> list[Any]:
+        row, made = _run(m, combine, [pytree.tree_unflatten(x, spec) for x in (a, b)])
+        if made != spec:
+            raise Unsupported("CAP033", at=m.loc(), detail="what associative_scan combines has another structure than its elements")
+        return row
+
+    rows = _in_pairs(combined, [pytree.tree_leaves(element(i)) for i in (reversed(steps) if reverse else steps)])
+    return pytree.tree_unflatten(_stacked(m, rows[::-1] if reverse else rows, dim), spec)
+
+
+def _in_pairs(combine: Callable[[Any, Any], Any], rows: list[Any]) -> list[Any]:
+    """Inclusive scan in the order in which torch combines: the scan of neighbours' pairs gives every second place."""
+    if len(rows) < 2:
+        return rows
+    odd = _in_pairs(combine, [combine(a, b) for a, b in zip(rows[::2], rows[1::2], strict=False)])
+    even = [rows[0], *(combine(a, b) for a, b in zip(odd, rows[2::2], strict=False))]
+    return [row for pair in zip_longest(even, odd) for row in pair if row is not None]
