@@ -260,6 +260,28 @@ def test_lazy_modules_are_compiled_once_they_have_shapes(fullgraph: bool) -> Non
     assert torch.equal(got, model(torch.ones(2, 4))) and seen[-1] == 3
 
 
+class Late(torch.nn.modules.lazy.LazyModuleMixin, torch.nn.Module):
+    def initialize_parameters(self, parts: list[torch.Tensor]) -> None:
+        torchsmith.compiler.graph_break()
+        self.weight = torch.nn.Parameter(torch.full_like(parts[0], 0.5))
+
+    def forward(self, parts: list[torch.Tensor]) -> Any:
+        return sum(part * self.weight for part in parts)
+
+
+def test_a_lazy_module_that_makes_its_parameters_as_it_likes() -> None:
+    model = Late()
+    compiled = torchsmith.compile(lambda parts: model(parts) + 1, fullgraph=True, backend="eager")
+    for _ in range(2):
+        assert compiled([torch.ones(2)] * 2).tolist() == [2.0, 2.0]
+
+
+def test_what_may_be_a_number_is_not_returned_as_a_tensor() -> None:
+    with pytest.raises(torchsmith.Unsupported, match="CAP020"):
+        torchsmith.compile(lambda x: max(x.sum(), 0), fullgraph=True)(torch.ones(2))
+    assert torchsmith.compile(lambda x: max(x.sum(), 0), backend="eager")(-torch.ones(2)) is 0  # noqa: F632
+
+
 OLD_CONSTRUCTORS = {
     "of the default type": lambda x, n: x + torch.Tensor([1e10, n]).expand(3, 2),
     "nested": lambda x, n: torch.FloatTensor([[1, 2], [n, 4]]) @ x.T,
@@ -339,7 +361,42 @@ def _said(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+class Shadowed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = torch.nn.ReLU()
+        self.scale = 2.0
+
+    def act(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    def scale(self) -> float:
+        return 5.0
+
+
+def _autocast_by_old_names(x: torch.Tensor) -> Any:
+    def asked() -> Any:
+        return torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype(), torch.get_autocast_gpu_dtype()
+
+    with torch.autocast("cpu", torch.float16):
+        return x + 1, asked()
+
+
+@torch.autograd.graph.disable_saved_tensors_hooks("not here")
+def _without_hooks(x: torch.Tensor) -> Any:
+    return x + 1, torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+SHADOWED = Shadowed()
 EVERYDAY = {
+    "a method hidden by a submodule, and one by an attribute": lambda x: SHADOWED.act(x) * SHADOWED.scale,  # type: ignore[operator]
+    "autocast, asked by its old names": _autocast_by_old_names,
+    "hooks of saved tensors switched off": lambda x: (_without_hooks(x), torch._C._autograd._saved_tensors_hooks_is_enabled()),
+    "a tensor of a known value as an index": lambda x: [x, x + 1, x + 2][torch.as_tensor(2)],
+    "the type of a tensor by its old class": lambda x: (x.type(torch.HalfTensor), x.type(x.type(torch.DoubleTensor).type())),
+    "real and imaginary parts of arrays": lambda x: (x.numpy().imag + 1, np.imag(x.numpy()), np.real(x.numpy())),
+    "a grid of arrays that have axes": lambda x: np.meshgrid(x.view(3, 1).numpy(), x.numpy()),
+    "the larger of tensors": lambda x: (max(x.sum(), 2) * x, min(1, max(0, x.mean())) * x, max(x.sum(), x.mean())),
     "the text of an enumeration's number": lambda x: (x + 1, str(Numbered.ONE), f"{Numbered.ONE}", repr(Numbered.ONE)),
     "super().__call__ of a metaclass": lambda x: (x * Marked(2).n, Marked(3).marked),
     "a generic class with its argument": lambda x: (Typed[int](2).held * x, Typed[int](x).__orig_class__ == Typed[int]),
@@ -425,7 +482,19 @@ def test_allowed_functions_are_not_looked_into() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(torchsmith.Unsupported, match="CAP018"):
         torchsmith.compile(fn, fullgraph=True, backend="eager")(x)
-    torchsmith.compiler.allow_in_graph([inner, asks])
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> Any:
+            torchsmith.compiler.graph_break()
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return grad * 3
+
+    torchsmith.compiler.allow_in_graph([inner, asks, Doubled])
+    torchsmith.compile(lambda x: Doubled.apply(x) + 1, fullgraph=True, backend="eager")(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [3.0] * 3
     for backend in ("eager", "aot_eager", "inductor"):
         torch.testing.assert_close(torchsmith.compile(fn, fullgraph=True, backend=backend)(x), fn(x))
         for value in (x, -x):  # no truth of its tensors is guessed

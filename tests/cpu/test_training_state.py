@@ -478,6 +478,28 @@ def test_windows_that_overlap_nowhere():
         compiled(bands, torch.zeros(16))
 
 
+def test_forward_of_a_function_runs_without_gradients_whatever_it_reads():
+    weight = torch.randn(3, requires_grad=True)
+
+    class Weighted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            with torch.enable_grad():
+                y = x * 2
+            return y * weight
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    def fn(x):
+        y = Weighted.apply(x)
+        return y, y * weight
+
+    for graph in (fn, torchsmith.compile(fn, fullgraph=True)):
+        assert [t.requires_grad for t in graph(torch.ones(3))] == [False, True]
+
+
 class Repeated(torch.autograd.Function):
     """It calls the part again in backward, and sees whether that is differentiated itself."""
 

@@ -536,7 +536,7 @@ def _split(want: Any, ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
 
 @_function(np.meshgrid)
 def _meshgrid(want: Any, *xi: Any, indexing: str = "xy") -> Any:
-    return tuple(t.clone() for t in torch.meshgrid(*map(_tensor, xi), indexing=indexing))
+    return tuple(t.clone() for t in torch.meshgrid(*(_tensor(x).reshape(-1) for x in xi), indexing=indexing))
 
 
 @_function(np.pad)
@@ -883,6 +883,13 @@ def _real_part(want: Any, val: Any) -> Tensor:
     if val.dtype.is_complex:
         raise NotExact("complex numbers")
     return val  # type: ignore[no-any-return]
+
+
+@_function(np.imag)
+def _imaginary_part(want: Any, val: Any) -> Tensor:
+    if val.dtype.is_complex:
+        raise NotExact("complex numbers")
+    return torch.zeros_like(val)
 
 
 __all__ = ["TABLE"]

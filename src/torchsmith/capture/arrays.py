@@ -717,6 +717,10 @@ ATTRIBUTES: dict[str, Callable[[Any, ArrayValue], Any]] = {
 }  # fmt: skip
 
 
+def _part(t: torch.Tensor, name: str) -> torch.Tensor:
+    return torch.zeros_like(t) if name == "imag" and not t.is_complex() else getattr(t, name)
+
+
 def load_attr(m: Machine, a: ArrayValue, name: str) -> Any:
     """`array.name`."""
     found = ATTRIBUTES.get(name)
@@ -725,7 +729,7 @@ def load_attr(m: Machine, a: ArrayValue, name: str) -> Any:
     if name == "T":
         return method(m, a, "transpose", [], {})
     if name in ("real", "imag", "mT"):
-        return apply(m, operator.attrgetter(name), lambda want, t: getattr(t, name), [a], {}, name)
+        return apply(m, operator.attrgetter(name), lambda want, t: _part(t, name), [a], {}, name)
     if not hasattr(a.cls, name):
         raise Raised(AttributeError(f"'{'numpy.' if not a.is_scalar else ''}{a.cls.__name__}' object has no attribute '{name}'"))
     if callable(getattr(a.cls, name)):

@@ -193,7 +193,9 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
             return world.wrap(d[name], Attr(track.source, name, "instance"))
         world.use(track)
         if d is not None and not is_known and (cattr is not MISSING or find(m, t, "__getattr__") is not _MODULE_GETATTR):
-            alone = issubclass(type(obj), dict) or (cattr is MISSING and issubclass(type(obj), torch.nn.Module))  # its own dictionary is asked
+            alone = issubclass(type(obj), dict)  # its own dictionary is asked
+            if issubclass(type(obj), torch.nn.Module):
+                alone = cattr is MISSING or any(name in (d.get(where) or ()) for where, _ in _DICTS)
             world.guard(Attr(track.source, "__dict__", "own") if alone else track.source, "missing", name)
     else:
         d = _dict_of(obj)

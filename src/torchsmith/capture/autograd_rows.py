@@ -20,7 +20,7 @@ from ..graph.sizes import SymTypes
 from . import attributes as at
 from . import hooks, torch_rows, transforms
 from .attributes import Raised
-from .calls import Args, Kwargs, row
+from .calls import Args, Kwargs, is_allowed, row
 from .protocol import Machine
 
 Tensor = torch.Tensor
@@ -57,9 +57,16 @@ _APPLY = vars(torch.autograd.Function)["apply"]  # a class method written in Pyt
 @row(getattr(_APPLY, "__func__", _APPLY))
 def apply(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     cls, rest = args[0], args[1:]
+    if is_allowed(cls):
+        return m.recorder.record("function", _callable(cls), tuple(rest), kwargs)
     needs = tuple(issubclass(type(a), Tensor) and m.recorder.info(a).requires_grad for a in rest)
     if not (m.grad and any(needs)):
-        return _distinct(m, _forward(m, cls, rest, kwargs, Context(needs)), rest)
+        grad, m.grad_mode = m.grad, False  # in the graph too: what forward reads besides its arguments may require gradients
+        try:
+            made = _forward(m, cls, rest, kwargs, Context(needs))
+        finally:
+            m.grad_mode = grad
+        return _distinct(m, made, rest)
     recorder = m.recorder
     mark, before = recorder.last_node(), hooks.state_of_objects(m)
     reads, ctx = m.world.reads[0], Context(needs)

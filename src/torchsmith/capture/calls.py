@@ -509,6 +509,8 @@ def _never(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @tensor_method("type")
 def _type(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1 and not kwargs and type(args[0]) is type(torch.FloatTensor) and not args[0].is_cuda and args[0].layout is torch.strided:
+        return m.record("method", "type", (t, args[0].dtype), {}) if torch_rows.tracing.device_of(t).type == "cpu" else MISSING
     if args or kwargs:
         return MISSING
     return _TYPE_NAMES.get(t.dtype, MISSING)
@@ -951,7 +953,7 @@ def _c_new(m: Machine, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
         return ROWS[new](m, [cls, *args], kwargs)
     if issubclass(cls, BaseException):
         return m.native(lambda: cls.__new__(cls, *args), [], {}, plain=True)
-    if issubclass(cls, (dict, list, set)):
+    if issubclass(cls, (dict, list, set, torch.autograd.Function)):
         return m.native(new, [cls], {}, plain=True)
     if issubclass(cls, tuple) and args:
         return m.native(new, [cls, m.listed(args[0])], {})

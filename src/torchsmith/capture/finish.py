@@ -86,6 +86,8 @@ class _Builder:
 
     def out(self, node: Any) -> int:
         if node not in self.index:
+            if node.meta.get("or_number"):
+                raise Unsupported("CAP020", at=self.m.loc(), detail="min() or max(), which gives a tensor or a number,")
             self.index[node] = len(self.outs)
             self.outs.append(node)
         return self.index[node]

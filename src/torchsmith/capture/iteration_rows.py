@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..graph import tracing
 from . import floats, policy
 from . import protocols as pr
 from .attributes import Raised
@@ -230,6 +231,8 @@ def _extreme(fn: Any, sign: str) -> Any:
             return best
         if key is None and any(floats.is_told_by_running(x) for x in items) and all(type(x) in (float, torch.SymFloat) for x in items):
             return floats.extreme(m, fn, items)
+        if key is None and not m.splits and _is_choice(items):
+            return _choice(m, sign, items)
         keys = items if key is None else [m.call(key, [x], {}) for x in items]
         best = 0
         for i in range(1, len(items)):
@@ -238,6 +241,30 @@ def _extreme(fn: Any, sign: str) -> Any:
         return items[best]
 
     return pick
+
+
+def _is_choice(items: list[Any]) -> bool:
+    """Are these tensors with one element whose values nobody knows, of one dtype, and perhaps numbers that fit it?"""
+    tensors = [x for x in items if issubclass(type(x), torch.Tensor)]
+    numbers = [x for x in items if type(x) in (int, float, bool)]
+    if len(tensors) + len(numbers) < len(items) or len({(t.dtype, t.shape) for t in tensors}) != 1 or tensors[0].numel() != 1:
+        return False
+    fit = all(torch.result_type(tensors[0], x) == tensors[0].dtype for x in numbers)
+    return fit and len(items) > 1 and any(tracing.current().known_value(t, "item") is NotImplemented for t in tensors)
+
+
+def _choice(m: Machine, sign: str, items: list[Any]) -> Any:
+    """min and max in the graph, where the frame may not be split: as Python compares, the first where none is better."""
+    best = items[0]
+    for x in items[1:]:
+        better = pr.compare(m, sign, x, best)
+        if type(better) is bool:
+            best = x if better else best
+        else:
+            best = m.record("function", torch.where, (better, x, best), {})
+    if any(not issubclass(type(x), torch.Tensor) for x in items) and issubclass(type(best), torch.Tensor):
+        m.recorder.info(best).node.meta["or_number"] = True  # what Python gives may be the number
+    return best
 
 
 row(min)(_extreme(min, "<"))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..codes import Unsupported
+from ..graph import tracing
 from ..graph.sizes import SymTypes
 from . import arrays, floats, overrides, tensor_attrs, transforms
 from .arrays import ArrayValue
@@ -429,7 +430,10 @@ def getitem(m: Machine, obj: Any, key: Any) -> Any:
         raise Unsupported("CAP020", at=m.loc(), detail="an array's value as a key")
     track = m.world.tracks.get(id(obj))
     if issubclass(type(key), Tensor) and t in (list, tuple):
-        raise Unsupported("CAP020", at=m.loc(), detail="a tensor as a sequence index")
+        known = MISSING if key.is_floating_point() or key.is_complex() else tracing.current().known_value(key, "__index__")
+        if type(known) is not int:
+            raise Unsupported("CAP020", at=m.loc(), detail="a tensor as a sequence index")
+        key = known
     f = special(m, t, "__getitem__")
     if f is not None:
         return m.call(f, [obj, key], {})

@@ -131,8 +131,7 @@ overrides.rows(row)
 
 constant(False, *_named("nn.modules.activation._is_make_fx_tracing"))
 constant(None, *_named("_C._get_tracing_state", "_C._log_api_usage_once", "_C._functorch.peek_interpreter_stack",
-                       "_C._functorch.maybe_current_level", "compiler.cudagraph_mark_step_begin",
-                       "_C._autograd._saved_tensors_hooks_disable", "_C._autograd._saved_tensors_hooks_enable"))  # fmt: skip
+                       "_C._functorch.maybe_current_level", "compiler.cudagraph_mark_step_begin"))  # fmt: skip
 constant((None, False), *_named("_C._dynamo.compiled_autograd.set_autograd_compiler"))  # the one before, and whether its sizes vary
 
 
@@ -141,6 +140,12 @@ def is_causal_mask(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A hint for speed beside a mask, which torch would read off the mask's values: without it the mask is used as it is."""
     given = dict(zip(("mask", "is_causal"), args, strict=False)) | kwargs
     return given.get("is_causal") is True
+
+
+@row(torch.nn.modules.lazy.LazyModuleMixin._infer_parameters)
+def infer_parameters(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The first call of a lazy module makes its parameters, and may change its class."""
+    raise Unsupported("CAP038", at=m.loc(), detail=f"a call of {type(args[0]).__name__}")
 
 
 def _as_nested(encoder: Any, out: Any, padding: Any, src: Any) -> Any:
@@ -274,9 +279,47 @@ def get_autocast_dtype(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> A
     return dtype if on else torch.get_autocast_dtype(args[0])
 
 
+def _of_device(row: Row, device: str) -> Row:
+    return lambda m, args, kwargs: row(m, [device], {})
+
+
+for _device, _is_on, _type in (("cpu", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype"), ("cuda", "", "get_autocast_gpu_dtype")):
+    row(*_named(*filter(None, [_is_on])))(_of_device(is_autocast_enabled, _device))
+    row(*_named(_type))(_of_device(get_autocast_dtype, _device))
+
+
 @row(*_named("_C._is_any_autocast_enabled"))
 def is_any_autocast(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return any(on for on, _ in m.autocast.values())
+
+
+# ---------------------------------------------------------------- hooks of saved tensors, switched off
+
+_why_off = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
+
+
+@row(_why_off)
+def why_hooks_are_off(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The message under which they are, or None."""
+    was = m.world.wrap(_why_off(), Computed(_why_off, (), ()))
+    return next((a[0] if a else None for fn, a, _ in reversed(m.effects) if fn in (_hooks_off, _hooks_on)), was)
+
+
+@row(*_named("_C._autograd._saved_tensors_hooks_is_enabled"))
+def are_hooks_on(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return why_hooks_are_off(m, [], {}) is None
+
+
+def _switch_hooks(m: Machine, fn: Any, args: list[Any]) -> None:
+    """How they are left is replayed; what changes nothing in the end is not."""
+    m.effects = [e for e in m.effects if e[0] not in (_hooks_off, _hooks_on)]
+    if why_hooks_are_off(m, [], {}) != (args[0] if args else None):
+        m.effects.append((fn, args, {}))
+
+
+_hooks_off, _hooks_on = torch._C._autograd._saved_tensors_hooks_disable, torch._C._autograd._saved_tensors_hooks_enable
+row(_hooks_off)(lambda m, args, kwargs: _switch_hooks(m, _hooks_off, args[:1]))
+row(_hooks_on)(lambda m, args, kwargs: _switch_hooks(m, _hooks_on, []))
 
 
 # ---------------------------------------------------------------- values known while capturing
