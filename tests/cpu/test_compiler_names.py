@@ -73,9 +73,14 @@ try:
     torchsmith.compile(lambda x: x + 1, fullgraph=True, backend=lambda gm, inputs: 1 / 0)(torch.ones(3))
 except torch._dynamo.exc.BackendCompilerFailed as e:
     print("right", type(e.__cause__).__name__)
+import torch._dynamo
+parts = []
+torch._dynamo.disallow_in_graph(torch.sub)
+torchsmith.compile(lambda x: torch.sub(x + 1, 1) + 2, backend=lambda gm, inputs: parts.append(gm) or gm)(torch.ones(3))
+print(len(parts))
 """
     done = fresh.run(program)
-    assert done.stdout.split() == ["right", "ZeroDivisionError"], done.stderr
+    assert done.stdout.split() == ["right", "ZeroDivisionError", "2"], done.stderr
 
 
 def test_artifacts_go_to_another_machine(tmp_path, monkeypatch):

@@ -154,6 +154,40 @@ def test_subclasses() -> None:
     assert torch.equal(w.grad.as_subclass(torch.Tensor), 2 * X)
 
 
+class Tagged(torch.Tensor):
+    tag: str
+
+    def __new__(cls, data: torch.Tensor, tag: str = "none") -> Any:
+        return super().__new__(cls, data)
+
+    def __init__(self, data: torch.Tensor, tag: str = "none") -> None:
+        self.tag = tag
+
+
+def test_subclasses_made_inside() -> None:
+    def all_of(x):
+        class Local(torch.Tensor):
+            pass
+
+        y = Plain(x * 2)
+        kinds = isinstance(y, Plain), type(Local(x)) is Local
+        return y, kinds, y.twice(), Tagged(x, "a").tag, torch.Tensor(x), torch.Tensor._make_subclass(Plain, x)
+
+    def written(x):
+        x = x + 1
+        y = Plain(x)
+        y += 1
+        return x
+
+    same(all_of, X)
+    same(written, X)
+    same(lambda x: torch.sin(Logged(x)) + 1, X, backend="inductor")
+    assert torchsmith.compile(lambda x: Tagged(x + 1, "kept"), fullgraph=True)(X).tag == "kept"
+    x = X.clone().requires_grad_()
+    torchsmith.compile(lambda x: (Plain(x) * x).sum() + torch.Tensor._make_subclass(Plain, x).sum(), fullgraph=True)(x).backward()
+    assert torch.equal(x.grad, 2 * X)
+
+
 def test_modes_inside() -> None:
     def inside(x):
         with Twice():

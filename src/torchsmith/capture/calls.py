@@ -190,6 +190,9 @@ def _interpret_module(m: Machine, module: Any, track: Any, args: Args, kwargs: K
 
 
 def _record(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    theirs = sys.modules.get("torch._dynamo.trace_rules")
+    if theirs is not None and id(fn) in (theirs._disallowed_callable_ids.function_ids or ()):
+        raise Unsupported("CAP018", at=m.loc(), detail=f"{getattr(fn, '__name__', fn)}, which disallow_in_graph names")
     args = [m.index_key(a) for a in args] if m.world.tracks else args
     kwargs = {k: m.index_key(v) for k, v in kwargs.items()} if kwargs else kwargs
     return m.record("function", fn, tuple(args), kwargs)
@@ -614,7 +617,7 @@ def _call_class_builtin(m: Machine, fn: Any, cls: type, args: Args, kwargs: Kwar
 def _new(m: Machine, cls: Any, owner: type, args: Args, kwargs: Kwargs) -> Any:
     """owner.__new__(cls, ...) of a C base."""
     if issubclass(cls, Tensor):
-        raise Unsupported("CAP021", at=m.loc(), detail=f"{cls.__name__}.__new__")
+        return _tensor_of_class(m, cls, args, kwargs)
     if owner is object:
         if (args or kwargs) and at.is_users(m, cls, "__new__"):
             raise Raised(TypeError("object.__new__() takes exactly one argument (the type to instantiate)"))
@@ -922,13 +925,13 @@ BY_TYPE[type] = _call_class
 
 def _instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """type.__call__: __new__, then __init__."""
-    if issubclass(cls, (Tensor, torch.UntypedStorage)):
+    if issubclass(cls, torch.UntypedStorage):
         raise Unsupported("CAP021", at=m.loc(), detail=cls.__name__)
     new, init = find(m, cls, "__new__"), find(m, cls, "__init__")
     raw_new = new.__func__ if issubclass(type(new), staticmethod) else new
     if find(m, cls, "__del__") is not MISSING:
         raise Unsupported("CAP014", at=m.loc(), detail=f"making a {cls.__qualname__}, which has a __del__")
-    if not is_python_class(cls):
+    if not is_python_class(cls) and not (issubclass(cls, type) and raw_new in ROWS):
         return _instantiate_c(m, cls, args, kwargs)
     if issubclass(type(raw_new), Function):
         at.class_guard(m, cls, "__new__", new)
@@ -939,7 +942,8 @@ def _instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
         obj = m.native(object.__new__, [cls], {}, plain=True)
     else:
         obj = _c_new(m, cls, raw_new, args, kwargs)
-    if cls in type(obj).__mro__:
+    made = m.recorder.info(obj).cls if issubclass(type(obj), Tensor) else type(obj)
+    if cls in made.__mro__:
         if issubclass(type(init), Function):
             at.class_guard(m, cls, "__init__", init)
             m.call(init, [obj, *args], kwargs)
@@ -948,7 +952,16 @@ def _instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
     return obj
 
 
+def _tensor_of_class(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """Tensor.__new__(cls, tensor): the same memory as an instance of a subclass."""
+    if kwargs or len(args) != 1 or not issubclass(type(args[0]), Tensor) or not overrides.is_subclass(cls):
+        raise Unsupported("CAP021", at=m.loc(), detail=cls.__name__)
+    return overrides.cast(m, args[0], cls)
+
+
 def _c_new(m: Machine, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
+    if issubclass(cls, Tensor):
+        return _tensor_of_class(m, cls, args, kwargs)
     if issubclass(cls, type) and new in ROWS:
         return ROWS[new](m, [cls, *args], kwargs)
     if issubclass(cls, BaseException):

@@ -191,12 +191,12 @@ class _Builder:
             return self._tuple_like(v)
         return self._object(v)
 
-    def _class(self, v: Any) -> str:
+    def _class(self, cls: type) -> str:
         """The class of an object that the program made. One that was made while capturing holds what only the capture knows, and would be
         one class for all calls. Raises Unsupported("CAP015"): the frame is split where it is made."""
-        if id(type(v)) in self.m.world.fresh_pinned:
-            raise Unsupported("CAP015", at=self.m.loc(), detail=f"an object of {type(v).__qualname__}, a class made inside")
-        return self.const(type(v))
+        if id(cls) in self.m.world.fresh_pinned:
+            raise Unsupported("CAP015", at=self.m.loc(), detail=f"an object of {cls.__qualname__}, a class made inside")
+        return self.const(cls)
 
     def _tensor(self, v: torch.Tensor) -> str:
         info = self.m.recorder.info(v)
@@ -207,7 +207,7 @@ class _Builder:
         text = f"outs[{self.out(info.node)}]"
         if not overrides.is_subclass(info.cls):
             return text
-        return self.names.get(id(v)) or self._name(v, f"{self.const(overrides.as_subclass)}({text}, {self.const(info.cls)})")
+        return self.names.get(id(v)) or self._name(v, f"{self.const(overrides.as_subclass)}({text}, {self._class(info.cls)})")
 
     def array(self, v: ArrayValue) -> str:
         if v.source is not None and not v.is_scalar:
@@ -223,7 +223,7 @@ class _Builder:
 
     def _tuple_like(self, v: tuple[Any, ...]) -> str:
         items = ", ".join(self.value(x) for x in tuple.__iter__(v))
-        cls = self._class(v)
+        cls = self._class(type(v))
         items += "," * (len(items) > 0)
         if hasattr(type(v), "n_sequence_fields"):
             return self._name(v, f"{cls}(({items}))")
@@ -238,14 +238,14 @@ class _Builder:
             raise Unsupported("CAP015", at=self.m.loc(), detail=t.__name__)
         base = next((b for b in (OrderedDict, dict, list, set, BaseException, types.SimpleNamespace, *_EXACT) if issubclass(t, b)), object)
         if base in _EXACT and t.__flags__ & 0x200:
-            name = self._name(v, f"{self.const(base)}.__new__({self._class(v)}, {self.value(_EXACT[base](v))})")
+            name = self._name(v, f"{self.const(base)}.__new__({self._class(type(v))}, {self.value(_EXACT[base](v))})")
             self._attributes(v, name)
             return name
         if base is object and _is_made_in_c(t):
             raise Unsupported("CAP015", at=self.m.loc(), detail=f"{t.__module__}.{t.__qualname__}")
         if base is BaseException:
             return self._exception(v)
-        name = self._name(v, f"{self.const(base)}.__new__({self._class(v)})")
+        name = self._name(v, f"{self.const(base)}.__new__({self._class(type(v))})")
         if issubclass(type(v), dict):
             put = "OrderedDict" if issubclass(type(v), OrderedDict) else "dict"
             self.namespace.setdefault("OrderedDict", OrderedDict)
@@ -265,7 +265,7 @@ class _Builder:
         made = next(t for t in type(v).__mro__ if not t.__flags__ & 0x200)
         args = [v.message, list(v.exceptions)] if isinstance(v, BaseExceptionGroup) else list(v.args)
         values = [self.value(a) for a in args]
-        name = self._name(v, f"{self.const(made)}.__new__({', '.join([self._class(v), *values])})")
+        name = self._name(v, f"{self.const(made)}.__new__({', '.join([self._class(type(v)), *values])})")
         if vars(made).get("__init__") not in (None, vars(BaseException)["__init__"]):
             self.lines.append(f"{self.const(made)}.__init__({', '.join([name, *values])})")
         if not isinstance(v, BaseExceptionGroup):

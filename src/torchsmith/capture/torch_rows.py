@@ -52,6 +52,8 @@ def _constructs(cls: Any, dtype: torch.dtype | None) -> None:
     def made(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Of lists of numbers what torch.tensor makes of them; sizes, storages and tensors are Python's."""
         args = [_plain_numbers(m.index_key(a)) for a in args]
+        if dtype is None and not kwargs and len(args) == 1 and issubclass(type(args[0]), torch.Tensor):
+            return overrides.cast(m, args[0], torch.Tensor)
         kinds = (int, float, torch.SymInt, torch.SymFloat) if dtype is None or dtype.is_floating_point else (int, torch.SymInt)
         if kwargs or len(args) != 1 or type(args[0]) not in (list, tuple) or guards.default_device() is not None or not _are_numbers(args[0], kinds):
             raise Unsupported("CAP021", at=m.loc(), detail=f"torch.{cls.__name__} of something else than a list of numbers")
@@ -65,6 +67,20 @@ def _plain_numbers(values: Any) -> Any:
     if type(values) in (list, tuple):
         return [_plain_numbers(v) for v in values]
     return values.item() if isinstance(values, (np.integer, np.floating)) else values
+
+
+@row(torch.Tensor._make_subclass)
+def make_subclass(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The tensor's memory as an instance of a class, detached."""
+    given = dict(zip(("cls", "data", "require_grad"), args, strict=False)) | kwargs
+    if given.keys() - {"cls", "data", "require_grad"} or m.truth(given.get("require_grad", False)):
+        raise Unsupported("CAP021", at=m.loc(), detail="_make_subclass with options")
+    return overrides.cast(m, m.record("method", "detach", (given["data"],), {}), given["cls"])
+
+
+@row(torch.Tensor._make_wrapper_subclass)
+def make_wrapper(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise Unsupported("CAP021", at=m.loc(), detail=f"{args[0].__name__}, which wraps others")
 
 
 def _are_numbers(values: Any, kinds: tuple[type, ...]) -> bool:
