@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextlib
 import dataclasses
@@ -282,6 +283,17 @@ def test_what_may_be_a_number_is_not_returned_as_a_tensor() -> None:
     assert torchsmith.compile(lambda x: max(x.sum(), 0), backend="eager")(-torch.ones(2)) is 0  # noqa: F632
 
 
+def test_classes_in_results_are_made_anew_by_each_call() -> None:
+    x = torch.ones(2)
+    compiled = torchsmith.compile(_classes_in_results, fullgraph=True, backend="eager")
+    (pair, held, leaf, part), others, (_, want, _, _) = compiled(x), compiled(x), _classes_in_results(x)
+    assert repr((pair, held, part)) == repr((others[0], others[1], others[3])) and repr(held) == repr(want)
+    assert all(type(a) is not type(b) for a, b in zip((pair, held, leaf, part), others, strict=True))
+    assert repr(pair._replace(b=1)) == "pair(a=tensor([2., 2.]), b=1)" and type(pair)(0) == (0, 3) and type(part).__name__ == "Part"
+    assert held.scaled().tolist() == [5.0, 5.0] and dataclasses.asdict(held)["scale"] == 2 and type(held)(0) == type(held)(0)
+    assert leaf.itself() is type(leaf) and leaf.doubled.tolist() == [2.0, 2.0] and not hasattr(leaf, "__dict__")
+
+
 OLD_CONSTRUCTORS = {
     "of the default type": lambda x, n: x + torch.Tensor([1e10, n]).expand(3, 2),
     "nested": lambda x, n: torch.FloatTensor([[1, 2], [n, 4]]) @ x.T,
@@ -385,6 +397,43 @@ def _autocast_by_old_names(x: torch.Tensor) -> Any:
 @torch.autograd.graph.disable_saved_tensors_hooks("not here")
 def _without_hooks(x: torch.Tensor) -> Any:
     return x + 1, torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+def _classes_in_results(x: torch.Tensor) -> Any:
+    pair = collections.namedtuple("pair", ["a", "b"], defaults=(3,))
+
+    @dataclasses.dataclass
+    class Held:
+        x: torch.Tensor
+        scale: int = 2
+
+        def scaled(self) -> torch.Tensor:
+            return self.x * self.scale + x
+
+    class Base(abc.ABC):
+        __slots__ = ("n",)
+
+        def __init__(self, n: Any) -> None:
+            self.n = n
+
+        @abc.abstractmethod
+        def itself(self) -> type:
+            raise NotImplementedError
+
+        @property
+        def doubled(self) -> Any:
+            return self.n * 2
+
+    class Leaf(Base):
+        __slots__ = ()
+
+        def itself(self) -> type:
+            return Leaf
+
+    class Part(torch.Tensor):
+        pass
+
+    return pair(x + 1), Held(x * 2), Leaf(x), Part(x + 3)
 
 
 SHADOWED = Shadowed()

@@ -5,9 +5,12 @@ In: the machine after the frame returned, and its result. Out: Captured, with th
 
 from __future__ import annotations
 
+import abc
 import builtins
+import collections
 import contextlib
 import copyreg
+import dataclasses
 import enum
 import functools
 import itertools
@@ -185,18 +188,15 @@ class _Builder:
         if issubclass(type(v), np.ndarray):
             raise Unsupported("CAP060", at=self.m.loc(), detail="an array that NumPy made")
         top = t.__module__.partition(".")[0]
-        if t in UNCHANGING or issubclass(type(v), enum.Enum) or top == "typing" or (top == "numpy" and not t.__flags__ & 0x200):
+        if t in UNCHANGING or t in _MARKS or v is _NO_METADATA or issubclass(type(v), enum.Enum) or top == "typing" or (top == "numpy" and not t.__flags__ & 0x200):
             return self.const(v)
         if issubclass(type(v), tuple) and type(v).__new__ is not object.__new__:
             return self._tuple_like(v)
         return self._object(v)
 
     def _class(self, cls: type) -> str:
-        """The class of an object that the program made. One that was made while capturing holds what only the capture knows, and would be
-        one class for all calls. Raises Unsupported("CAP015"): the frame is split where it is made."""
-        if id(cls) in self.m.world.fresh_pinned:
-            raise Unsupported("CAP015", at=self.m.loc(), detail=f"an object of {cls.__qualname__}, a class made inside")
-        return self.const(cls)
+        """The class of an object that the program made: one that was made inside is made anew."""
+        return self.value(cls) if id(cls) in self.m.world.fresh_pinned else self.const(cls)
 
     def _tensor(self, v: torch.Tensor) -> str:
         info = self.m.recorder.info(v)
@@ -370,6 +370,43 @@ def _build_deque(b: _Builder, v: Any) -> str:
     return b._name(v, f"{b.const(deque)}([{', '.join(b.value(x) for x in v)}], {v.maxlen!r})")
 
 
+def _build_class(b: _Builder, cls: type) -> str:
+    """A class that was made while capturing, made anew in each call: empty first, for what it holds may lead back to it. Raises
+    Unsupported("CAP015") where making or filling one does more: the frame is split where it is made."""
+    bases, own = cls.__bases__, dict(cls.__dict__)
+    told = any("__init_subclass__" in vars(t) for t in cls.__mro__[1:-1])
+    named = any(hasattr(type(v), "__set_name__") and type(v) is not property for v in own.values())
+    if type(cls) not in _PLAIN_METAS or told or named:
+        raise Unsupported("CAP015", at=b.m.loc(), detail=f"{cls.__qualname__}, a class made inside")
+    first = {k: own.pop(k) for k in ("__module__", "__qualname__", "__doc__", "__slots__") if k in own}
+    first.setdefault("__qualname__", cls.__qualname__)
+    name = b._name(cls, f"{b.const(type(cls))}({cls.__name__!r}, ({''.join(f'{b._class(t)}, ' for t in bases)}), {first!r})")
+    for k, v in own.items():
+        if type(v) not in (types.GetSetDescriptorType, types.MemberDescriptorType, _ABC_STATE):  # what Python itself puts there
+            b.lines.append(f"{b.const(type.__setattr__)}({name}, {k!r}, {_member(b, v)})")
+    return name
+
+
+def _member(b: _Builder, v: Any) -> str:
+    """What such a class holds: functions in their wrappers, and values."""
+    t, fresh = type(v), b.m.world.fresh_pinned
+    if t in (staticmethod, classmethod):
+        return f"{b.const(t)}({_member(b, v.__func__)})"
+    if t is property:
+        parts = ", ".join("None" if f is None else _member(b, f) for f in (v.fget, v.fset, v.fdel))
+        return f"{b.const(t)}({parts}, {v.__doc__!r})"
+    if t is types.FunctionType and id(v) not in fresh and id(v) not in b.m.world.pinned and (v.__closure__ or v.__defaults__ or v.__kwdefaults__):
+        return b.names.get(id(v)) or _build_function(b, v)  # made by exec, as namedtuple's
+    return b.const(v) if t is _FIELD_GETTER else b.value(v)
+
+
+_MARKS = frozenset(map(type, (dataclasses.MISSING, dataclasses._FIELD, dataclasses._HAS_DEFAULT_FACTORY)))  # type: ignore[attr-defined]
+_PLAIN_METAS = frozenset({type, type(torch.Tensor), abc.ABCMeta})
+_ABC_STATE = type(vars(abc.ABC)["_abc_impl"])
+_NO_METADATA = dataclasses.field().metadata
+_FIELD_GETTER = type(collections.namedtuple("_Pair", "a").a)  # type: ignore[attr-defined]  # of a namedtuple: it knows its place only
+
+
 def _build_size(b: _Builder, v: Any) -> str:
     return b._name(v, f"{b.const(torch.Size)}(({', '.join(b.value(x) for x in v)}{',' if len(v) else ''}))")
 
@@ -460,7 +497,7 @@ _ITERATORS: tuple[type, ...] = (
 )  # fmt: skip
 _BUILD: dict[type, Any] = {
     **dict.fromkeys(_ITERATORS, _build_iterator), super: lambda b, v: f"super({b.value(v.__thisclass__)}, {b.value(v.__self__)})",
-    list: _build_list, tuple: _build_tuple, dict: _build_dict, OrderedDict: _build_ordered, defaultdict: _build_defaultdict,
+    **dict.fromkeys(_PLAIN_METAS, _build_class), list: _build_list, tuple: _build_tuple, dict: _build_dict, OrderedDict: _build_ordered, defaultdict: _build_defaultdict,
     set: _build_set, frozenset: _build_set, deque: _build_deque, torch.Size: _build_size, slice: _build_slice,
     ArrayValue: lambda b, v: b.array(v), ArrayMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}",
     TensorMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}", types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
