@@ -670,3 +670,9 @@ def test_ravel_of_what_is_contiguous_for_some_sizes() -> None:
         x = torch.randn(shape)
         found = compiled(x)
         assert torch.equal(found, x.t().ravel()) and (found.data_ptr() == x.data_ptr()) == is_view
+
+
+@pytest.mark.parametrize("backend", ["inductor", "eager"])
+def test_a_truth_in_place_of_a_probability(backend: str) -> None:
+    compiled = torchsmith.compile(lambda x: torch.nn.functional.dropout(x.float(), x > 0), backend=backend)
+    assert [compiled(torch.tensor(n)).item() for n in (1, -2, 3)] == [0.0, -2.0, 0.0]

@@ -518,9 +518,10 @@ class Recorder:
             # what autograd says of a view it would not say of a compiled graph's result, which is no view to it
             code = "CAP027" if "being modified inplace" in said else "CAP025"
             raise Unsupported(code, at=loc, detail=f"{name}: {type(e).__name__}: {said[:300]}") from e
-        if not _holds_tensor(result) and not (result is None and _holds_tensor([*args, *kwargs.values()])):
-            if self.facts.guessed != guessed:  # no node checks it
-                raise Unsupported("GRA003", at=loc, detail=f"{getattr(target, '__name__', target)}()")
+        is_apart = not _holds_tensor(result) and not (result is None and _holds_tensor([*args, *kwargs.values()]))
+        if self.facts.guessed != guessed and (is_apart or id(result) in self.infos):  # no node checks it, or nothing reads that node
+            raise Unsupported("GRA003", at=loc, detail=f"{getattr(target, '__name__', target)}()")
+        if is_apart:
             return result  # what gives nothing writes its arguments
         if self.facts.has_devices:
             self._refuse_moves(target, args, result)
