@@ -676,3 +676,10 @@ def test_ravel_of_what_is_contiguous_for_some_sizes() -> None:
 def test_a_truth_in_place_of_a_probability(backend: str) -> None:
     compiled = torchsmith.compile(lambda x: torch.nn.functional.dropout(x.float(), x > 0), backend=backend)
     assert [compiled(torch.tensor(n)).item() for n in (1, -2, 3)] == [0.0, -2.0, 0.0]
+
+
+def test_softmax_of_no_integers() -> None:
+    compiled = torchsmith.compile(lambda x: (x.log_softmax(0, dtype=torch.int64), x.softmax(1, dtype=torch.int64)))
+    with recording() as seen:
+        assert [(t.shape, t.dtype) for t in compiled(torch.ones(0, 3))] == [((0, 3), torch.int64)] * 2
+    assert not [e.fields for e in seen if e.kind in ("fallback", "graph_break")]

@@ -549,15 +549,19 @@ def softmax_parts(cx: Builder, x: Ref, dim: int, compute: DType) -> tuple[Ref, R
 
 
 @lowers("aten._softmax.default")
-def lower_softmax(cx: Builder, x: Ref, dim: int, half_to_float: bool) -> Ref:
+def lower_softmax(cx: Builder, x: Ref, dim: int, half_to_float: bool) -> Any:
     compute = opmath(x.dtype)
+    if not compute.is_float:  # eager takes integers where there are none
+        return NotImplemented
     top, below = softmax_parts(cx, x, dim, compute)
     return cx.stage(lambda i: cast(op("div", op("exp", op("sub", cast(x.load(i), compute), top.at(i))), below.at(i)), cx.dtype))
 
 
 @lowers("aten._log_softmax.default")
-def lower_log_softmax(cx: Builder, x: Ref, dim: int, half_to_float: bool) -> Ref:
+def lower_log_softmax(cx: Builder, x: Ref, dim: int, half_to_float: bool) -> Any:
     compute = opmath(x.dtype)
+    if not compute.is_float:
+        return NotImplemented
     top, below = softmax_parts(cx, x, dim, compute)
 
     def at(i: Index) -> Expr:
@@ -567,12 +571,12 @@ def lower_log_softmax(cx: Builder, x: Ref, dim: int, half_to_float: bool) -> Ref
 
 
 @lowers("aten.softmax.int", "aten.special_softmax.default")
-def lower_softmax_int(cx: Builder, x: Ref, dim: int, dtype: Any = None) -> Ref:
+def lower_softmax_int(cx: Builder, x: Ref, dim: int, dtype: Any = None) -> Any:
     return lower_softmax(cx, _as(x, cx.dtype), dim, False)
 
 
 @lowers("aten.log_softmax.int", "aten.special_log_softmax.default")
-def lower_log_softmax_int(cx: Builder, x: Ref, dim: int, dtype: Any = None) -> Ref:
+def lower_log_softmax_int(cx: Builder, x: Ref, dim: int, dtype: Any = None) -> Any:
     return lower_log_softmax(cx, _as(x, cx.dtype), dim, False)
 
 
