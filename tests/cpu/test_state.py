@@ -12,6 +12,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -330,8 +331,8 @@ def test_classes_registered_later() -> None:
     agree(make, [None, lambda: made[0].register(made[1])])
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_modules_replaced(named: bool) -> None:
+@pytest.mark.parametrize("how", ["import", "import_module", "__import__", "a part"])
+def test_modules_replaced(how: str) -> None:
     first, second = types.ModuleType("state_zm"), types.ModuleType("state_zm")
     first.v, second.v = 1, 2  # type: ignore[attr-defined]
 
@@ -343,12 +344,39 @@ def test_modules_replaced(named: bool) -> None:
 
             return x + state_zm.v
 
-        return by_name if named else fn
+        return others.get(how, fn)
 
-    def by_name(x: Tensor) -> Any:
-        return x + importlib.import_module("state_zm").v
+    others: dict[str, Any] = {
+        "import_module": lambda x: x + importlib.import_module("state_zm").v,
+        "__import__": lambda x: x + __import__("state_zm").v,
+        "a part": lambda x: x + __import__("state_zm", fromlist=("v",)).v,
+    }
 
     agree(make, [None, lambda: sys.modules.update(state_zm=second), lambda: sys.modules.pop("state_zm")])
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_parts_of_packages_are_loaded(loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import inside loads what is not loaded yet, of a package that is or is not; what cannot be found raises."""
+    name = f"state_zp{loaded:d}"
+    (tmp_path / name).mkdir()
+    for part, text in {"__init__": "", "one": "v = 1", "two": "v = 2"}.items():
+        (tmp_path / name / f"{part}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    space: dict[str, Any] = {}
+    exec(f"""def fn(x):
+    from {name} import one
+    two = __import__("{name}", fromlist=("two",)).two
+    try:
+        x = x * __import__("{name}.three").v
+    except ImportError:
+        x = x + 4
+    return x + one.v + two.v
+""", space)
+    if loaded:
+        importlib.import_module(name)
+    compiled = torchsmith.compile(space["fn"], backend=lambda graph, inputs: graph.forward)
+    assert [compiled(torch.ones(1)).item() for _ in range(2)] == [8.0, 8.0]
 
 
 def test_switches_of_the_process() -> None:

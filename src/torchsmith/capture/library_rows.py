@@ -351,6 +351,16 @@ def import_module(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return m.world.wrap(found, Item(FixedObject(sys.modules, "sys.modules"), name))
 
 
+@row(__import__)  # as `import` does
+def import_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    given: Any = dict(zip(("name", "globals", "locals", "fromlist", "level"), args, strict=False)) | kwargs
+    name, names, level = given.get("name"), given.get("fromlist", ()), given.get("level", 0)
+    is_plain = type(name) is str and (names is None or type(names) is tuple) and level == 0
+    if not is_plain or len(args) > 5 or not kwargs.keys() <= {"name", "globals", "locals", "fromlist", "level"}:
+        raise Unsupported("CAP016", at=m.loc(), detail="__import__")
+    return m.import_name(m.frames[-1], name, names, 0)
+
+
 @row(sys.intern, sys.getrecursionlimit)
 def interned(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return args[0] if args else sys.getrecursionlimit()

@@ -546,7 +546,10 @@ class Machine:
         if level == 0 and name in sys.modules:
             top = name.partition(".")[0]
             if names:
-                return self.world.wrap(sys.modules[name], Item(known, name))
+                module = sys.modules[name]
+                if hasattr(module, "__path__") and not vars(module).keys() >= set(names):  # parts of a package that are not loaded yet
+                    self.native(__import__, [name, frame.globals, None, names, level], {}, plain=True)
+                return self.world.wrap(module, Item(known, name))
             if top in sys.modules:
                 self.world.wrap(sys.modules[name], Item(known, name))
                 return self.world.wrap(sys.modules[top], Item(known, top))
