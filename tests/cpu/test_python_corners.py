@@ -294,6 +294,21 @@ def test_classes_in_results_are_made_anew_by_each_call() -> None:
     assert leaf.itself() is type(leaf) and leaf.doubled.tolist() == [2.0, 2.0] and not hasattr(leaf, "__dict__")
 
 
+@pytest.mark.parametrize("compile_", [torch.compile, torchsmith.compile])
+def test_a_function_compiled_inside_is_part_of_the_graph(compile_: Any) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        @compile_(fullgraph=True, backend="eager")
+        def inner(y: torch.Tensor, scale: int = 2) -> torch.Tensor:
+            return y * scale + x
+
+        return inner(x + 1), compile_(inner, backend="eager")(x, scale=4), inner.__name__
+
+    x = torch.ones(2)
+    assert repr(torchsmith.compile(fn, fullgraph=True, backend="eager")(x)) == repr((x * 5, x * 5, "inner"))
+    made = torchsmith.compile(lambda x: (x + 1, compile_(scaled, backend="eager")), backend="eager")(x)[1]
+    assert made is not scaled and made.__wrapped__ is scaled
+
+
 OLD_CONSTRUCTORS = {
     "of the default type": lambda x, n: x + torch.Tensor([1e10, n]).expand(3, 2),
     "nested": lambda x, n: torch.FloatTensor([[1, 2], [n, 4]]) @ x.T,

@@ -478,6 +478,23 @@ def test_windows_that_overlap_nowhere():
         compiled(bands, torch.zeros(16))
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_a_result_keeps_the_gradient_that_comes_from_outside(more):
+    weight = torch.randn(3, requires_grad=True)
+
+    def fn(x):
+        y = x * weight
+        y.retain_grad()
+        return (y, y * 2) if more else (y,)
+
+    kept = []
+    for graph in (fn, torchsmith.compile(fn, fullgraph=not more)):  # a result that others are made of splits the frame
+        out = graph(torch.ones(3))
+        sum(t.sin().sum() for t in out).backward()
+        kept.append(out[0].grad)
+    torch.testing.assert_close(*kept)
+
+
 def test_forward_of_a_function_runs_without_gradients_whatever_it_reads():
     weight = torch.randn(3, requires_grad=True)
 

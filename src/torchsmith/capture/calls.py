@@ -295,7 +295,9 @@ def _own_api(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         before, m.error_mode = m.error_mode, m.truth(args[0])
         m.effects.append((fn, args, kwargs))
         return before
-    compiler = sys.modules.get("torchsmith.compiler")
+    front, compiler = sys.modules.get("torchsmith.api"), sys.modules.get("torchsmith.compiler")
+    if front is not None and fn is front.compile:
+        return torch_rows.compiled_inside(m, args, kwargs)
     if compiler is None or fn.__globals__ is not compiler.__dict__:
         return MISSING
     if fn.__name__ in ("is_compiling", "is_dynamo_compiling"):

@@ -118,9 +118,14 @@ class Gradients:
             self.moves += 1
 
     def check_retained(self) -> None:
-        """The program is done: a gradient that only a later backward pass gives would be kept nowhere."""
+        """The program is done: a gradient that only a later backward pass gives would be kept nowhere, unless all of it comes from outside,
+        to a result that nothing else is made of."""
         for t, step in self.retained:
-            if id(t) not in self.written:
+            if id(t) in self.written:
+                continue
+            if not self.m.recorder.info(t).node.users and not t._is_view() and not self.own_hooks.are_on(t):
+                self.m.effects.append((Tensor.retain_grad, [t], {}))
+            else:
                 error = Unsupported("CAP026", at=self.m.loc(), detail="tensor.retain_grad() of what no backward pass of the program reaches")
                 error.step = step
                 raise error

@@ -22,7 +22,7 @@ from ..graph import layout, tracing
 from ..graph.region import Region
 from ..graph.sizes import SymTypes
 from ..ir.rows import rows
-from . import attempts, control_flow, flex, guards, overrides
+from . import attempts, control_flow, flex, guards, overrides, policy
 from .attributes import Raised
 from .protocol import Machine, Row
 from .source import Computed
@@ -482,10 +482,21 @@ def _refuse(fn: Any) -> Row:
     return refused
 
 
-for _f in _named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "random.fork_rng", "save", "load", "compile",
+for _f in _named("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "random.fork_rng", "save", "load",
              "cuda.synchronize", "set_default_dtype", "set_default_device", "set_num_threads", "use_deterministic_algorithms",
              "func.linearize", "func.functionalize", "set_printoptions"):  # fmt: skip
     row(_f)(_refuse(_f))
+
+
+@row(torch.compile)
+def compiled_inside(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A function that is compiled inside of a compiled one, and called there, is part of its graph; it means nothing outside."""
+    fn = args[0] if args else kwargs.get("model")
+    if fn is None:
+        return policy.of_machine(lambda f: compiled_inside(m, [f], kwargs))
+    if type(fn) is not types.FunctionType or kwargs.get("disable"):
+        raise Unsupported("CAP014", at=m.loc(), detail="compile of something else than a function")
+    return policy.of_machine(functools.wraps(fn)(lambda *a, **k: m.call(fn, list(a), k)))
 
 
 _CHECKPOINT_OPTIONS = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
