@@ -45,6 +45,7 @@ from .lower.joined_products import join_products
 from .lower.layout import kept_format, prefer_channels_last
 from .lower.library_convolution import fold_batch_norms, join_activations
 from .lower.patches import multiply_patches
+from .lower.turned_factors import turn_factors
 from .options import Options
 from .runtime import build as building
 from .runtime import cache, cubins  # noqa: F401  (cubins enters its row)
@@ -148,6 +149,7 @@ FRONT: tuple[Pass, ...] = (
     Pass("patches", multiply_patches),
     Pass("activations", join_activations),
     Pass("products", join_products),
+    Pass("factors", turn_factors),
     Pass("lower", lower, verify_program, print_program),
     Pass("attention", merge_attention, verify_program),
     Pass("fuse", fuse, verify_program, print_program),

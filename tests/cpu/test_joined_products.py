@@ -13,10 +13,11 @@ from lower_harness import call_eager, to_array
 
 from torchsmith.graph.spec import FreshOutput, FunctionalGraph
 from torchsmith.graph.tracing import remember_device
+from torchsmith.ir.expr import const
 from torchsmith.ir.interpret import run_program
-from torchsmith.ir.program import Extern, Program, Stage
+from torchsmith.ir.program import BufArg, Extern, Program, Stage
 from torchsmith.ir.verify import verify_program
-from torchsmith.lower import lower
+from torchsmith.lower import lower, turned_factors
 from torchsmith.lower.joined_products import join_products
 from torchsmith.lower.layout import prefer_channels_last
 from torchsmith.lower.library_convolution import join_activations
@@ -195,3 +196,25 @@ def test_small_products_take_an_activation_along(rows: int, inner: int, count: i
     w = [torch.randn(64, inner).half() * 0.1, torch.randn(64).half()]
     program = program_of(lambda x, w, b: F.gelu(F.linear(x, w, b)), torch.randn(rows, inner).half(), *w, params=2)
     assert len(calls(program)) == count
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_factors_that_lie_across_the_sum_are_turned(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+    """In TF32: one copy for all products of a factor, and of a product one factor, that which others have as well or the smaller one."""
+
+    def gradients(x: torch.Tensor, g: torch.Tensor, h: torch.Tensor, wide: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        g = g * 2
+        return g.t() @ x.view(9, 6), h.t() @ x.view(9, 6), g.t() @ wide, g @ g.t()
+
+    for name, value in (("RATE", 1.0), ("BANDWIDTH", 1.0), ("START", 0.0), ("SAVED", 2.0)):
+        monkeypatch.setattr(turned_factors, name, value)
+    args = [torch.randn(3, 3, 6), torch.randn(9, 5), torch.randn(9, 7), torch.randn(9, 40)]
+    monkeypatch.setattr(turned_factors, "is_allowed", lambda: allowed)
+    program = lower(turned_factors.turn_factors(graph(gradients, *args, params=0), Options()), Options())
+    verify_program(program)
+    for got, want in zip(run_program(program, [to_array(a) for a in args], call_eager), gradients(*args), strict=True):
+        torch.testing.assert_close(torch.from_numpy(got), want)
+    factors = [[program.buffers[a.buf] for a in e.args if isinstance(a, BufArg)] for e in program.body if isinstance(e, Extern)]
+    along = [[b.layout.strides[k] is const(1) for k, b in zip((1, 0), row, strict=True)] for row in factors]  # type: ignore[union-attr]
+    assert along[:3] == ([[True, False], [False, True], [True, False]] if allowed else [[False, False]] * 3)
+    assert not allowed or len({b.storage_of or b.name for b in (factors[0][0], factors[2][0])}) == 1
