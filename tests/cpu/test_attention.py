@@ -5,16 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from graph_harness import captured
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchsmith
 from software_tiles import in_software
 from torchsmith.emit.c import emit_kernel
 from torchsmith.emit.printers import PRINTERS
+from torchsmith.events import recording
 from torchsmith.graph.functionalise import functionalise
+from torchsmith.graph.rules import attention
 from torchsmith.graph.sizes import SizeFacts
 from torchsmith.ir.kernel import Kernel
 from torchsmith.options import Options
@@ -273,3 +277,29 @@ def test_a_mask_made_of_integers() -> None:
         return sdpa(q, k, v, attn_mask=words[:, None, None, :] * torch.arange(1, 34)[None, None, :, None] > 0)
 
     check(fn, heads(2, 33, 3, 16), heads(2, 33, 3, 16), heads(2, 33, 3, 16), words, kernels=None)
+
+
+def test_gradients_of_a_librarys_attention() -> None:
+    """The operators that training on a GPU calls (graph/attention.py) as kernels of our own, and differentiated again."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = sdpa(q, k, v, mask), sdpa(q, k, v, is_causal=True, scale=0.3)
+        return *torch.autograd.grad(found[0].sin().sum() + found[1].square().sum(), (q, k, v)), *found
+
+    def curve(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        (g,) = torch.autograd.grad(sdpa(q, k, k).square().sum(), q, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), k)[0]
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 8, requires_grad=True) for n in (11, 13, 13))
+    mask = torch.rand(2, 1, 1, 13) < 0.7
+    mask[0] = False
+    with patch.object(attention, "LIBRARIES", {"cpu"}), patch.object(attention, "TYPES", {torch.float32}):
+        with recording() as events:
+            got = torchsmith.compile(attend, options={"force_disable_caches": True, "libtorch": "forbid"})(q, k, v, mask)
+        twice = torchsmith.compile(curve, options={"force_disable_caches": True})(q, k)
+    assert not [e for e in events if e.kind in ("fallback", "extern")]
+    for a, b in zip(got, attend(q, k, v, mask), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.testing.assert_close(twice, curve(q, k), rtol=1e-3, atol=1e-4)

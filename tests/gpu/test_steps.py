@@ -19,7 +19,8 @@ import torchsmith
 from torchsmith import pipeline
 from torchsmith.compiler import reset
 from torchsmith.events import recording
-from torchsmith.graph.rules import backward
+from torchsmith.graph.rules import attention, backward
+from torchsmith.ir.nested import every
 from torchsmith.ir.ops import OPS
 from torchsmith.ir.plan import Call, Segment
 from torchsmith.lower import core, devices, layout
@@ -207,6 +208,30 @@ def test_gradients_of_convolutions_lie_channels_last(fake: ctypes.CDLL, whole: b
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
         assert a.stride() == b.stride()
         assert whole or (a.grad is None) == (b.grad is None)
+
+
+def test_attention_with_gradients_is_the_librarys(fake: ctypes.CDLL) -> None:
+    """Calls forward and back in one segment; a mask that is true everywhere is dropped."""
+
+    def attend(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v = (x + 1).view(2, 11, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        masks = (torch.arange(11) < 9)[None, None, None].expand(2, 1, 11, 11), torch.ones(2, 1, 1, 11, dtype=torch.bool)
+        found = [F.scaled_dot_product_attention(q, k, v, m) * 2 for m in masks]
+        return torch.autograd.grad(found[0].sum() + found[1].square().sum(), x)[0], *found
+
+    torch.manual_seed(0)
+    joined, plans = pipeline.segment, []
+    with (
+        patch.object(attention, "LIBRARIES", {"cpu"}), patch.object(attention, "TYPES", {torch.float32}),
+        patch.object(pipeline, "segment", lambda p, o: plans.append(joined(p, o)) or plans[-1]),
+    ):
+        x = torch.randn(2, 11, 48, requires_grad=True)
+        for got, wanted in zip(torchsmith.compile(attend, options={"force_disable_caches": True})(x), attend(x), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+    made = [s.extern for s in every(plans[-1].run) if isinstance(s, Call)]
+    assert [e.op.split(".")[1] for e in made] == ["forward"] * 2 + ["backward"] * 2
+    assert sum(e.args[3 if "forward" in e.op else 4] is None for e in made) == 2
+    assert sum(isinstance(s, Segment) for s in plans[-1].run) == 1 and not any(isinstance(s, Call) for s in plans[-1].run)
 
 
 def test_library_calls_of_two_graphs() -> None:

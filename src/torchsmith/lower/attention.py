@@ -10,9 +10,12 @@ user wrote out. The row declines (and the operator stays an extern call) for dro
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+from ..graph import attention as _attention_operators  # noqa: F401  (enters its operators)
 from ..ir import dtype as dt
+from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, op, select
 from .contraction import SUMS, dot
 from .core import Builder
@@ -53,16 +56,10 @@ def lower_attention(
     return found if found is NotImplemented else found[0]
 
 
-def _attention(cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any, is_causal: Any, mask: Ref | None, scale: Any) -> Any:
-    width = known(q.shape[-1])
-    if dropout or not cx.options.native_contractions or q.dtype not in SUMS or not q.dtype.is_float:
-        return NotImplemented
-    if scale is None and not width:
-        return NotImplemented
-    acc = SUMS[q.dtype]
-    factor, lowest = scalar(1.0 / math.sqrt(width or 1) if scale is None else scale, acc), Const(acc, float("-inf"))
+def _scores(cx: Builder, q: Ref, k: Ref, is_causal: Any, mask: Ref | None, scale: Any, acc: DType) -> Ref:
+    """The scores of every query and key, -inf where a key does not count."""
+    factor, lowest = _factor(q, scale, acc), Const(acc, float("-inf"))
     b, h, n, _ = q.shape
-    keys = k.shape[2]
 
     def score(index: Index) -> Expr:
         *lead, i, j = index
@@ -74,7 +71,23 @@ def _attention(cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any, is_causal: Any
             value = op("add", value, cast(mask.at(index[4 - mask.rank :]), acc))
         return select(op("le", j, i), value, lowest) if is_causal else value
 
-    s = hold(cx, (b, h, n, keys), acc, score)
+    return hold(cx, (b, h, n, k.shape[2]), acc, score)
+
+
+def _factor(q: Ref, scale: Any, acc: DType) -> Expr:
+    return scalar(1.0 / math.sqrt(known(q.shape[-1]) or 1) if scale is None else scale, acc)
+
+
+def _attention(cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any, is_causal: Any, mask: Ref | None, scale: Any) -> Any:
+    width = known(q.shape[-1])
+    if dropout or not cx.options.native_contractions or q.dtype not in SUMS or not q.dtype.is_float:
+        return NotImplemented
+    if scale is None and not width:
+        return NotImplemented
+    acc = SUMS[q.dtype]
+    lowest, keys = Const(acc, float("-inf")), k.shape[2]
+    b, h, n, _ = q.shape
+    s = _scores(cx, q, k, is_causal, mask, scale, acc)
     how = Split(s.shape, (3,), True)
     top = hold(cx, how.kept, acc, fold_with(cx, how, "max", lowest, s.load))
 
@@ -99,3 +112,44 @@ def _attention(cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any, is_causal: Any
         return select(op("eq", most, lowest), none, op("add", most, op("log", below.load((*i, ZERO)))))
 
     return out, Ref(acc, (b, h, n), log)
+
+
+# ---------------------------------------------------------------- with gradients (graph/attention.py)
+
+
+@lowers("torchsmith_attention.forward.default")
+def lower_attention_forward(cx: Builder, q: Ref, k: Ref, v: Ref, mask: Ref | None, is_causal: Any, scale: Any) -> Any:
+    """A call of the library's, unless nothing may need it."""
+    return _attention(cx, q, k, v, 0.0, is_causal, mask, scale) if cx.is_alone else NotImplemented
+
+
+@lowers("torchsmith_attention.backward.default")
+def lower_attention_backward(
+    cx: Builder, grad: Ref, q: Ref, k: Ref, v: Ref, mask: Ref | None, out: Ref, log: Ref, is_causal: Any, scale: Any
+) -> Any:  # fmt: skip
+    """p = exp(s - log);    d = p * (grad @ v.T - sum of grad * out) * scale;    d @ k, d.T @ q, p.T @ grad"""
+    if not cx.is_alone or not cx.options.native_contractions or q.dtype not in SUMS:
+        return NotImplemented
+    acc = SUMS[q.dtype]
+    s, factor = _scores(cx, q, k, is_causal, mask, scale, acc), _factor(q, scale, acc)
+    own = hold(cx, s.shape[:3], acc, lambda i: dot(cx, [v.shape[3]], lambda e: grad.load((*i, e[0])), lambda e: out.load((*i, e[0]))))
+    p = hold(cx, s.shape, acc, lambda i: op("exp", op("sub", s.load(i), cast(log.load(i[:3]), acc))))
+
+    def slope(i: Index) -> Expr:
+        given = dot(cx, [v.shape[3]], lambda e: grad.load((*i[:3], e[0])), lambda e: v.load((*i[:2], i[3], e[0])))
+        return op("mul", op("mul", p.load(i), op("sub", given, own.load(i[:3]))), factor)
+
+    d = hold(cx, s.shape, acc, slope)
+    n, m = q.shape[2], k.shape[2]
+
+    def gradient(like: Ref, extent: Expr, slopes: Callable[[Index, Expr], Expr], other: Ref) -> Ref:
+        def at(i: Index) -> Expr:
+            return cast(dot(cx, [extent], lambda j: slopes(i, j[0]), lambda j: other.load((*i[:2], j[0], i[3]))), cx.dtype)
+
+        return cx.stage(at, like.shape, cx.dtype)
+
+    return (
+        gradient(q, m, lambda i, j: d.load((*i[:3], j)), k),
+        gradient(k, n, lambda i, j: d.load((*i[:2], j, i[2])), q),
+        gradient(v, n, lambda i, j: p.load((*i[:2], j, i[2])), grad),
+    )

@@ -1,6 +1,7 @@
 """Shape rules by family; importing this package fills tracing.RULES and FUNCTION_RULES."""
 
 from . import (  # noqa: F401
+    attention,
     backward,
     create,
     draws,

@@ -31,6 +31,7 @@ from ..layout import (
 )
 from ..sizes import SymTypes
 from ..tracing import Tracing, device_of, function_rule, tensors_in
+from .attention import Attention, library_takes
 from .nn import RESAMPLING, flash_applies
 from .views import axis, infer, view_strides
 
@@ -253,9 +254,13 @@ def attention(
         raise RuntimeError(f"an attention mask of {attn_mask.dtype} for queries of {query.dtype}")
     if dropout_p < 0:
         raise RuntimeError("a dropout of less than nothing")  # which some kernels of eager's ignore
-    if device_of(query).type != "cpu":
-        options = {"scale": scale, "enable_gqa": enable_gqa}
-        if is_watched(query, key, value, attn_mask):
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    watched, place = is_watched(query, key, value, attn_mask), device_of(query).type
+    if watched and library_takes(query, key, value, attn_mask, dropout_p, is_causal):
+        added = _as_summand(attn_mask, query) if attn_mask is not None and attn_mask.dtype is torch.bool else attn_mask
+        return Attention.apply(query, key, value, added, is_causal, scale)  # type: ignore[no-any-return]
+    if place != "cpu":
+        if watched:
             return call(query, key, value, attn_mask, dropout_p, is_causal, **options)
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = _as_summand(attn_mask, query)  # the library would do that in every call, with three kernels

@@ -15,7 +15,10 @@ from ...ir.program import BufArg, Element, Extern, Program, Stage
 from ...options import Options
 from .. import deps
 
-MASKED = {"aten.scaled_dot_product_attention.default": 3}  # which argument it is
+# Which argument it is.
+MASKED = {
+    "aten.scaled_dot_product_attention.default": 3, "torchsmith_attention.forward.default": 3, "torchsmith_attention.backward.default": 4,
+}  # fmt: skip
 
 
 def drop_masks(program: Program, options: Options) -> Program:

@@ -24,6 +24,7 @@ from ...options import Options
 # Operators without a C function of libtorch that queue the same work whenever they are called: no host reads, no random numbers.
 QUEUED = frozenset({
     "aten.cudnn_convolution_relu.default", "aten.cudnn_convolution_add_relu.default", "aten.convolution_backward.default",
+    "torchsmith_attention.forward.default", "torchsmith_attention.backward.default",
 })  # fmt: skip
 # Attention does, where it drops nothing: which argument says so.
 DROPPING = {

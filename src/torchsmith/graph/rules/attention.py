@@ -1,0 +1,74 @@
+"""Attention of which gradients are wanted, on a GPU: one operator and its derivative (graph/attention.py) where the library has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..attention import NAMESPACE, scores
+from ..layout import same
+from ..tracing import current, device_of, fresh, make, rule
+
+ops = getattr(torch.ops, NAMESPACE)
+Tensor = torch.Tensor
+LIBRARIES = {"cuda"}  # types of devices whose library has it
+TYPES = frozenset({torch.float16, torch.bfloat16})  # products of float32 are faster apart, in TF32
+MULTIPLE = 8  # of the numbers in a row of a head: 16 bytes
+
+
+def library_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool) -> bool:
+    """Is this a call that the library's attention computes with its gradients, and that it may?"""
+    if device_of(q).type not in LIBRARIES or q.dtype not in TYPES or dropout_p or not torch.backends.cuda.mem_efficient_sdp_enabled():
+        return False
+    if any(t.dim() != 4 or t.dtype is not q.dtype or not same(t.stride(-1), 1) for t in (q, k, v)):
+        return False
+    if any(type(n) is not int or n % MULTIPLE or n == 0 for n in (q.shape[3], v.shape[3])) or not same(q.shape[3], k.shape[3]):
+        return False
+    if not all(same(q.shape[d], t.shape[d]) for t in (k, v) for d in (0, 1)) or not same(k.shape[2], v.shape[2]):
+        return False
+    if any(type(n) is int and n == 0 for t in (q, k) for n in t.shape):
+        return False
+    if mask is None:
+        return True
+    whole = (*q.shape[:3], k.shape[2])
+    fits = all(same(n, whole[i - mask.dim()]) or (type(n) is int and n == 1) for i, n in enumerate(mask.shape))
+    return mask.dtype in (torch.bool, q.dtype) and mask.dim() <= 4 and fits and not is_causal and not mask.requires_grad
+
+
+def _lying(like: Tensor, width: Any) -> Tensor:
+    b, h, n, _ = like.shape
+    return make((b, h, n, width), (n * h * width, width, h * width, 1), like.dtype)
+
+
+@rule(ops.forward.default)
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    b, h, n, _ = q.shape
+    return _lying(q, v.shape[3]), fresh((b, h, n), torch.float32)
+
+
+@rule(ops.backward.default)
+def attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(_lying(t, t.shape[3]) for t in (q, k, v))
+
+
+class Attention(torch.autograd.Function):
+    """In: q, k, v, mask, is_causal, scale; out: one value for each query."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:  # type: ignore[override]
+        out, log = current().dispatch(ops.forward.default, given, {})
+        ctx.save_for_backward(*given[:4], out, log)
+        ctx.how = given[4:]
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        *given, out, log = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a derivative that is differentiated again
+            wanted = [t for t in given[:3] if t.requires_grad]
+            q, k, v, mask = given
+            again = torch.matmul(torch.ops.aten._safe_softmax(scores(q, k, mask, *ctx.how), -1), v)
+            found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
+            return *(next(found) if t.requires_grad else None for t in given[:3]), None, None, None
+        return *ops.backward.default(grad, *given, out, log, *ctx.how), None, None, None
