@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import builtins
+import functools
 import gc
 import importlib
 import sys
@@ -353,6 +354,42 @@ def test_modules_replaced(how: str) -> None:
     }
 
     agree(make, [None, lambda: sys.modules.update(state_zm=second), lambda: sys.modules.pop("state_zm")])
+
+
+@pytest.mark.filterwarnings("ignore")  # that functions run eagerly
+@pytest.mark.parametrize("which", range(4))
+def test_calls_of_cached_functions_are_counted(which: int) -> None:
+    """A program that looks at cache_info() sees the counts of eager's calls: in its frame, beside a break, of a function called, behind."""
+
+    def make() -> Any:
+        @functools.cache
+        def scale(n: int) -> float:
+            return n * 2.0
+
+        def beside(x: Tensor, n: int) -> Any:
+            return x * scale(n) + scale.cache_info().hits
+
+        def broken(x: Tensor, n: int) -> Any:
+            x = x + 1
+            torchsmith.compiler.graph_break()
+            y = x * scale(n)
+            return y + scale.cache_info().hits
+
+        def inner(x: Tensor, n: int) -> Any:
+            return x * scale(n)
+
+        def below(x: Tensor, n: int) -> Any:
+            y = inner(x, n)
+            return y + scale.cache_info().misses
+
+        def behind(x: Tensor, n: int) -> Any:
+            return x + scale.cache_info().hits * scale(n)
+
+        return (beside, broken, below, behind)[which]
+
+    fn, compiled = make(), torchsmith.compile(make(), backend=lambda graph, inputs: graph.forward)
+    x = torch.ones(1)
+    assert [compiled(x, n).item() for n in (3, 3, 4, 3)] == [fn(x, n).item() for n in (3, 3, 4, 3)]
 
 
 @pytest.mark.parametrize("loaded", [False, True])

@@ -378,6 +378,8 @@ def _call_cached(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.native(fn, [m.with_numbers(a) for a in args], {k: m.with_numbers(v) for k, v in kwargs.items()})
     if getattr(fn.__wrapped__, "_dynamo_marked_constant", False):
         return m.native(fn, args, kwargs, plain=True)
+    if fn in _COUNTED and m.splits:
+        raise Unsupported("CAP016", at=m.loc(), detail=f"{getattr(fn, '__name__', fn)}, a cached function whose calls are counted")
     told = [
         (type(a), a if type(a) in SCALARS else id(a.node.expr if type(a) in SymTypes else m.world.canonical(a)))
         for a in (*args, *kwargs.values())
@@ -848,6 +850,21 @@ def _row_delattr(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs:
     return None
 
 
+
+
+_COUNTED: weakref.WeakSet[Any] = weakref.WeakSet()  # cached functions from outside whose counts a program looks at
+
+
+def _row_cache_info(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Python calls a cached function whose calls are counted: compiled ones would not be."""
+    if t is functools._lru_cache_wrapper and id(self) not in m.world.fresh_pinned:
+        _COUNTED.add(self)
+        if any(key[0] is self for key in m.cached):
+            raise Unsupported("CAP027", at=m.loc(), detail=f"{getattr(self, '__name__', self)}.cache_info() beside its calls")
+    return MISSING
+
+
+_METHOD_ROWS["cache_info"] = _row_cache_info
 _METHOD_ROWS["__setattr__"] = _row_setattr
 _METHOD_ROWS["__getattribute__"] = _row_getattribute
 _METHOD_ROWS["__delattr__"] = _row_delattr
