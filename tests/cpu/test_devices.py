@@ -10,7 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+import torchsmith
 from torchsmith.codes import Unsupported
+from torchsmith.events import recording
+from torchsmith.graph import tracing
+from torchsmith.graph.rules import functions
 from torchsmith.graph.spec import FreshOutput
 from torchsmith.graph.tracing import remember_device
 from torchsmith.ir.expr import Sym, walk
@@ -165,3 +169,23 @@ def test_data_of_the_program_goes_to_where_the_graph_runs():
     assert program.device == "cuda:0" and {b.device for b in program.buffers.values()} == {"cuda"}
     with pytest.raises(Unsupported):
         lower(graph_of(lambda x: (torch.tensor([0, 1]), x + 1), placed(5)), Options())
+
+
+def test_parts_of_attention_are_not_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast of a GPU casts what attention is given, and nothing inside of it: softmax would become float32, which the product after it
+    would cast where autograd does not see it."""
+    for room in (tracing, functions):
+        monkeypatch.setattr(room, "device_of", lambda t: torch.device("cuda:0"))
+
+    def attend(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        q = (x @ w).view(2, 5, 2, 6).transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1).transpose(1, 2).reshape(2, 5, 12)
+
+    compiled = torchsmith.compile(attend, options={"force_disable_caches": True})
+    try:
+        torch.set_autocast_enabled("cuda", True)
+        with recording() as events:
+            compiled(torch.randn(2, 5, 12), torch.randn(12, 12, requires_grad=True))
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert "AUT004" not in [e.fields["code"] for e in events if e.kind == "fallback"]

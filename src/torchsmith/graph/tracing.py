@@ -450,6 +450,16 @@ class Tracing(AbstractContextManager["Tracing"]):
         """Arguments of a torch function as autocast casts them."""
         return cast_arguments(value, dtype, self.casts if torch.is_autocast_cache_enabled() else None)
 
+    @contextmanager
+    def without_autocast(self) -> Iterator[None]:
+        """The parts of a composite whose operands autocast has cast: eager computes them as they are."""
+        noted, self.autocast = self.autocast, {}
+        try:
+            with torch._C._DisableAutocast():
+                yield
+        finally:
+            self.autocast = noted
+
     def cast_above(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a torch function whose operator autocast casts: torch compares their dtypes before the operator is reached, and
         autograd has to see the cast."""

@@ -261,7 +261,8 @@ def attention(
         return Attention.apply(query, key, value, added, is_causal, scale)  # type: ignore[no-any-return]
     if place != "cpu":
         if watched:
-            return call(query, key, value, attn_mask, dropout_p, is_causal, **options)
+            with trace.without_autocast():
+                return call(query, key, value, attn_mask, dropout_p, is_causal, **options)
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = _as_summand(attn_mask, query)  # the library would do that in every call, with three kernels
         if attn_mask is not None and not is_one(attn_mask.shape[-1]) and not same(attn_mask.stride(-1), 1):
