@@ -144,7 +144,7 @@ def test_a_summands_bias_goes_into_the_call_that_adds_it():
         z = F.conv2d(x, v, c, stride=2)
         return F.relu(F.conv2d(x, w, b, stride=2, padding=1) + z).amax((2, 3)), z.sin()
 
-    args = halves((1, 336, 4, 4), (16, 336, 3, 3), (16,), (16, 336, 1, 1), (16,))
+    args = halves((1, 1168, 4, 4), (16, 1168, 3, 3), (16,), (16, 1168, 1, 1), (16,))
     for fn in (down, before, shared):
         assert check(fn, *args, params=4) == ["convolution", "cudnn_convolution_add_relu"]
         program = program_of(fn, *args, params=4)

@@ -574,3 +574,13 @@ def test_no_constants_are_reduced():
 
     texts = texts_of(scheduled_of(fn, (rows(8, 8),), dynamic=True)[0])
     assert texts and not any("tl.reduce" in t for t in texts)
+
+
+@pytest.mark.parametrize(("stride", "form"), [(1, torch.channels_last), (2, torch.channels_last), (1, torch.contiguous_format)])
+def test_neighbours_share_their_windows(stride, form, monkeypatch):
+    """All six pixels of a row (of a column, where rows lie beside each other) load what three rows hold once, and each filter once."""
+    monkeypatch.setattr(blocks, "LANES", 0)
+    x, w = rows(2, 8, 6 * stride, 6 * stride, dtype=torch.float16).contiguous(memory_format=form), rows(8, 1, 3, 3, dtype=torch.float16)
+    fn = lambda x, w, b: F.relu6(F.conv2d(x, w, b, padding=1, stride=stride, groups=8))
+    *_, text = texts_of(check_triton(fn, x, w, rows(8, dtype=torch.float16), rtol=1e-2, atol=1e-2))
+    assert text.count("tl.store(") == 6 and text.count("tl.load(") == 3 * 6 * stride + 10

@@ -67,7 +67,7 @@ def _is_ours(cx: Builder, a: Ref, b: Ref) -> bool:
     """Is a product that a device's library could compute faster as a kernel of our own, for what is computed along with it?"""
     if cx.device == "cpu" or a.rank != 2 or not a.dtype.is_float or a.dtype not in SUMS or b.dtype is not a.dtype:
         return False
-    return _is_row(a, b) or _is_activated(cx, a, b)
+    return _is_row(a, b) or _is_activated(cx, a, b) or _has_some_rows(a, b)
 
 
 WHOLE_ROW = 8192
@@ -81,6 +81,20 @@ def _is_row(a: Ref, b: Ref) -> bool:
     """
     inner = known(b.shape[0])
     return is_one(a.shape[0]) and b.strided is not None and is_one(b.strided.strides[0]) and inner is not None and inner <= WHOLE_ROW
+
+
+SOME_ROWS = 256
+
+
+def _has_some_rows(a: Ref, b: Ref) -> bool:
+    """A product whose rows are few tiles, with little work: the library's kernel takes as long as ours, which takes along what follows and
+    begins before the one ahead of it ends (measured on an H200: vit_small 334 us, 379 with the library's; BERT 450 and 463)."""
+    sizes = [known(n) for n in (*a.shape, b.shape[1])]
+    if None in sizes or a.dtype not in dt.HALF:
+        return False
+    rows, inner, columns = (n for n in sizes if n is not None)
+    whole = inner % 64 == 0 and columns % LEAST_SIDE == 0
+    return whole and FEW_ROWS <= rows <= SOME_ROWS and rows * inner * columns <= LITTLE_WORK
 
 
 # What a library's product does not take along. (Gelu it takes along only as its approximation.)
@@ -106,7 +120,7 @@ def _is_activated(cx: Builder, a: Ref, b: Ref) -> bool:
     return min(rows, columns) >= FEW_ROWS and 16 <= inner <= SHORT_SUMS and rows * inner * columns <= LITTLE_WORK
 
 
-OWN_SUMS = 320  # terms of a convolution's sums that are ours
+OWN_SUMS = 1152  # terms of a convolution's sums that are ours
 ONE_STEP = 32  # of an image's first convolution, whose sums one step of a product takes
 LEAST_SIDE = 16
 

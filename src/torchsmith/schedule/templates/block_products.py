@@ -25,6 +25,7 @@ LEAST = 16  # rows, columns and sums of a product of tiles
 LARGE, MIDDLE = 128, 64
 DEEP = 512  # sums from which on they may be split over programs, and how many each gets at least
 EACH = 256
+LONG, WAVES = 1024, 4  # sums whose parts may be so many programs for each processor, where those of others are one
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def parts_of_sum(p: Product, target: Target) -> int:
     tm, tn, _ = sides(p, target)
     m, n = (numel(e for _, e in part) for part in (p.rows, p.columns))
     programs = numel(e for _, e in p.batch) * -(-m // tm) * -(-n // tn)
-    return max(1, min(trips // EACH, target.weights.processors // max(1, programs)))
+    waves = WAVES if trips >= LONG else 1
+    return max(1, min(trips // EACH, waves * target.weights.processors // max(1, programs)))
 
 
