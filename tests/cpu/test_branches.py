@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from capturing import same
 from torch._higher_order_ops.associative_scan import associative_scan
@@ -66,6 +67,29 @@ def test_a_branch_that_may_do_harm_breaks():
         except torchsmith.Unsupported as why:
             told.append(why.code)
     assert told == ["CAP034"] * 3
+
+
+def test_a_branch_may_write_to_what_it_makes():
+    kept = torch.zeros(4), torch.ones(4)
+
+    def one(a):
+        y = torch.zeros(3, 4)
+        y[1:] = a[1:]
+        y[:2].add_(2)
+        return torch.add(y, a, out=torch.empty(3, 4))
+
+    for x in (X.detach(), -X.detach() - 9):
+        got = torchsmith.compile(lambda x: torch.cond(x.sum() > 0, one, lambda a: a.clone().mul_(3), (x,)), fullgraph=True)(x)
+        assert torch.allclose(got, one(x) if x.sum() > 0 else x * 3)
+    for fn in (
+        lambda a: a.add_(1) * 1,
+        lambda a: a.view(-1).mul_(2).view(3, 4) * 1,
+        lambda a: a * kept[0].zero_(),
+        lambda a: torch.nn.functional.batch_norm(a, *kept, training=True),
+    ):
+        with pytest.raises(torchsmith.Unsupported, match="CAP033"):
+            torchsmith.compile(lambda x, fn=fn: torch.cond(x.sum() > 0, fn, torch.cos, (x,)), fullgraph=True)(-X.detach() - 9)
+    assert kept[1].tolist() == [1.0] * 4
 
 
 def test_branches_read_weights_around_them():

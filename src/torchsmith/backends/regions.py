@@ -57,9 +57,9 @@ def _cond(pred: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: 
     trace = tracing.active()
     if trace is None:
         return (yes if bool(pred) else no)(*operands)
-    before = trace.draws + trace.harms
+    before = trace.draws + trace.harms + len(trace.writes)
     ways = [body(*operands) for body in (yes, no)]
-    if trace.draws + trace.harms != before:
+    if trace.draws + trace.harms + len(trace.writes) != before:
         raise NotImplementedError("a branch of cond draws random numbers, or may raise on values")
     return tuple(a if a is None else torch.where(pred, a, b) for a, b in zip(*ways, strict=True))
 

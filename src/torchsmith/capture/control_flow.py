@@ -7,7 +7,7 @@ the one that is not taken can do no harm: it raises nothing, draws nothing, and 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from typing import Any
 
@@ -42,13 +42,24 @@ def _flat(m: Machine, tree: Any) -> tuple[list[Any], Any]:
 
 
 def _run(m: Machine, fn: Callable[..., Any], operands: Any) -> tuple[list[Any], Any]:
-    """What `fn` returns, flat. It must write to nothing: it may be the branch that is not taken."""
-    before = len(m.recorder.graph.nodes)
-    flat, spec = pytree.tree_flatten(m.call(fn, list(operands), {}))
-    for node in list(m.recorder.graph.nodes)[before:]:
+    """What `fn` returns, flat. It must write to nothing but what it makes: it may be the branch that is not taken."""
+    known, trace = set(m.recorder.graph.nodes), tracing.current()
+    before, trace.statistics = trace.statistics, set()
+    try:
+        flat, spec = pytree.tree_flatten(m.call(fn, list(operands), {}))
+        if trace.statistics:
+            raise Unsupported("CAP033", at=m.loc(), detail="running statistics are written inside of it")
+    finally:
+        trace.statistics = before
+    inside = [n for n in m.recorder.graph.nodes if n not in known and n.op not in ("placeholder", "get_attr")]
+    for node in inside:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if name == "setitem" or "out" in node.kwargs or (name.endswith("_") and not name.endswith("__")):
-            raise Unsupported("CAP033", at=node.meta.get("loc") or m.loc(), detail=f"{name} writes to a tensor inside of it")
+            written: list[Any] = [n.meta.get("val") for n in ([node.kwargs["out"]] if "out" in node.kwargs else node.args[:1]) if isinstance(n, torch.fx.Node)]
+            memory = {tracing.storage(t) for t in written if issubclass(type(t), torch.Tensor)}
+            others: Iterable[Any] = (n.meta.get("val") for n in m.recorder.graph.nodes if n not in inside)
+            if not memory or any(issubclass(type(t), torch.Tensor) and tracing.storage(t) in memory for t in others):
+                raise Unsupported("CAP033", at=node.meta.get("loc") or m.loc(), detail=f"{name} writes to a tensor inside of it")
     return flat, spec
 
 

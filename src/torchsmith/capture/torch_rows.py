@@ -603,6 +603,7 @@ BY_NAME: dict[tuple[str, str], Row] = {
 # Operators of graphs, as exported programs call them, by name.
 HIGHER_ORDER: dict[str, Row] = {
     "cond": control_flow.cond, "map_impl": control_flow.map_flat, "wrap": lambda m, args, kwargs: m.call(args[0], list(args[1:]), kwargs),
+    "strict_mode": lambda m, args, kwargs: m.call(args[0], list(args[1]), {}),
 }  # fmt: skip
 row(torch.cond)(control_flow.cond)
 row(*_named("while_loop"))(control_flow.while_loop)

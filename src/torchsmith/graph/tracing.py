@@ -481,7 +481,7 @@ class Tracing(AbstractContextManager["Tracing"]):
             raise Unsupported("AUT004", at=self.facts.loc, detail=str(func))
         self.draws += torch.Tag.nondeterministic_seeded in func.tags
         row = info(func)
-        self.harms += row.is_value_needed or row.is_data_shaped or bool(row.writes) or may_raise(func, args, kwargs)
+        self.harms += row.is_value_needed or row.is_data_shaped or may_raise(func, args, kwargs)
         args, kwargs = representable.ask(func, *pinned(func, args, kwargs))
         if self.autocast:
             tensors = tensors_in((args, kwargs))
