@@ -13,6 +13,7 @@ import inspect
 import io
 import keyword
 import operator
+import pathlib
 import re
 import threading
 import types
@@ -452,7 +453,9 @@ def _classes_in_results(x: torch.Tensor) -> Any:
 
 
 SHADOWED = Shadowed()
+JOINED, TOLD, PLACE = ", ".join, "{}-{}".format, (1, 2, 3).index
 EVERYDAY = {
+    "methods in C of constants, kept outside": lambda x: (x * PLACE(2), JOINED(["a", "b"]), TOLD(1, 2), pathlib.PurePath("a") / "b"),
     "a method hidden by a submodule, and one by an attribute": lambda x: SHADOWED.act(x) * SHADOWED.scale,  # type: ignore[operator]
     "autocast, asked by its old names": _autocast_by_old_names,
     "hooks of saved tensors switched off": lambda x: (_without_hooks(x), torch._C._autograd._saved_tensors_hooks_is_enabled()),

@@ -271,7 +271,8 @@ class World:
         if is_method(obj):
             if source is not None and isinstance(root_of(source), Local) and _says_all(type(obj.__self__), obj.__name__):
                 return self._method(obj, source)
-            self.track(obj.__self__, FixedObject(obj.__self__, obj.__name__))  # what it belongs to is from outside
+            if not is_constant(obj.__self__):
+                self.track(obj.__self__, FixedObject(obj.__self__, obj.__name__))  # what it belongs to is from outside
         if source is not None and not isinstance(source, FixedObject):
             if isinstance(root_of(source), Local) and issubclass(type(obj), types.FunctionType):
                 return self.track(obj, source)  # made anew for each call perhaps: guarded by its code instead
