@@ -720,3 +720,37 @@ def test_what_was_recorded_goes_with_the_function() -> None:
     for _ in range(3):
         compiled_once()
     assert left() - before < 10, "five tensors of each"
+
+
+class Unpacked(torch.autograd.Function):
+    """The hook's count of reads is eager's: backward unpacks what forward saved once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x
+
+
+def test_a_backward_that_is_compiled_unpacks_once() -> None:
+    reads: list[int] = []
+
+    def unpack(t: Tensor) -> Tensor:
+        reads.append(t.dim())
+        return t
+
+    def step(x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            y = Unpacked.apply(x)
+        torchsmith.compiler.graph_break()
+        y.sum().backward()
+        return x.grad  # type: ignore[return-value]
+
+    step(torch.ones(3, requires_grad=True))
+    eager = len(reads)
+    got = torchsmith.compile(step, backend="eager")(torch.ones(3, requires_grad=True))
+    assert len(reads) == 2 * eager and torch.equal(got, torch.ones(3))

@@ -297,6 +297,9 @@ def _bind_class(func: Any, cls: type) -> Any:
     return types.MethodType(func, cls) if callable(func) else func.__get__(cls)
 
 
+_UNPACKS = frozenset({"saved_tensors", "saved_variables"})  # of autograd's own contexts: a read unpacks, by hooks of the program's
+
+
 def _slot(m: Machine, cattr: Any, obj: Any, t: type, name: str, track: Track | None) -> Any:
     if name == "__class__":
         if track is not None:
@@ -310,6 +313,8 @@ def _slot(m: Machine, cattr: Any, obj: Any, t: type, name: str, track: Track | N
         if track.attrs[name] is DELETED:
             raise Raised(_attribute_error(obj, t, name))
         return track.attrs[name]
+    if cattr.__objclass__ is torch._C._FunctionBase and name in _UNPACKS:
+        raise Unsupported("CAP011", at=m.loc(), detail=f"ctx.{name}: hooks on saved tensors would run again when the graph is called")
     m.world.use(track)
     if name == "__dict__":
         return m.world.dict_of(track)
