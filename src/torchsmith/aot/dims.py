@@ -123,8 +123,7 @@ class ShapesCollection:
         """The declarations as a nest that follows the arguments of m."""
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
         rows = self.rows(leaves)
-        args, kwargs = pytree.tree_unflatten([rows.get(n) for n in range(len(leaves))], spec)
-        return dict(inspect.signature(getattr(m, "forward", m)).bind(*args, **kwargs).arguments)
+        return _nest(m, [rows.get(n) for n in range(len(leaves))], spec)
 
     def rows(self, leaves: Sequence[Any]) -> dict[int, Any]:
         """Number of a leaf -> its declarations."""
@@ -132,6 +131,12 @@ class ShapesCollection:
         if len({id(leaves[n]) for n in found}) < len(self):
             raise ValueError("dynamic_shapes: a ShapesCollection names a tensor that is no argument")
         return found
+
+
+def _nest(m: Any, rows: list[Any], spec: Any) -> dict[str, Any]:
+    """Declarations of leaves as a nest that follows the arguments of m."""
+    args, kwargs = pytree.tree_unflatten(rows, spec)
+    return dict(inspect.signature(getattr(m, "forward", m)).bind(*args, **kwargs).arguments)
 
 
 class AdditionalInputs:
@@ -142,6 +147,12 @@ class AdditionalInputs:
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
         self._calls.append((tuple(args), dict(kwargs or {})))
+
+    def dynamic_shapes(self, m: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The declarations as a nest that follows the arguments of m."""
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+        rows = self.rows(leaves, spec)
+        return _nest(m, [rows.get(n) for n in range(len(leaves))], spec)
 
     def verify(self, program: Any) -> None:
         """Run the program on every one of these calls: raises what the first that it does not take raises."""

@@ -52,10 +52,11 @@ def export(
     Dim).
 
     strict: accepted; the capture reads the program's bytecode in either case. preserve_module_call_signature: accepted, not needed.
-    prefer_deferred_runtime_asserts_over_guards: accepted; conditions on sizes are asked of every call in either case.
-    Raises TypeError or ValueError for arguments that do not fit, Unsupported (with the user's line) for what cannot be captured whole.
+    prefer_deferred_runtime_asserts_over_guards: what the program needs of several named Dims together is asked of every call, no error.
+    Raises TypeError or ValueError for arguments that do not fit (DeclarationError for dimensions that the program narrows), Unsupported
+    (with the user's line) for what cannot be captured whole.
     """
-    return _exported(mod, args, kwargs, dynamic_shapes, None)
+    return _exported(mod, args, kwargs, dynamic_shapes, None, prefer_deferred_runtime_asserts_over_guards)
 
 
 def draft_export(
@@ -71,12 +72,12 @@ def draft_export(
     """export that tells all declarations that do not hold at once: each is left to the program (as Dim.AUTO) and named in
     `program.report`, with what to declare instead. What cannot be captured whole is an error here too."""
     problems: list[str] = []
-    program = _exported(mod, args, kwargs, dynamic_shapes, problems)
+    program = _exported(mod, args, kwargs, dynamic_shapes, problems, prefer_deferred_runtime_asserts_over_guards)
     return replace(program, report=DraftReport(tuple(problems)))
 
 
 def _exported(
-    given: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, problems: list[str] | None
+    given: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, problems: list[str] | None, defers: bool
 ) -> ExportedProgram:
     """problems: where to put what is wrong with the declarations; None: it is raised."""
     mod = _as_module(given)
@@ -89,7 +90,7 @@ def _exported(
     leaves, in_spec = pytree.tree_flatten((tuple(args), kwargs))
     leaf_names = tuple(names[i] for i in range(len(leaves)))
     _check_hints(declared, leaves, leaf_names)
-    run = _Export(mod, leaves, in_spec, leaf_names, declared)
+    run = _Export(mod, leaves, in_spec, leaf_names, declared, defers)
     for _ in range(ROUNDS if problems is None else 4 * ROUNDS):
         try:
             program = run.once(args, kwargs)
@@ -139,11 +140,17 @@ def _check_hints(declared: Declared, leaves: Sequence[Any], names: Sequence[str]
             symbol.lo = min(symbol.lo, value) if low is None else symbol.lo
 
 
+class DeclarationError(Unsupported, ValueError):
+    """The program cannot take all the sizes that were declared for it."""
+
+
 class _Export:
     """One export: captures until every assumption lies within the declarations."""
 
-    def __init__(self, mod: nn.Module, leaves: list[Any], in_spec: Any, names: tuple[str, ...], declared: Declared) -> None:
-        self.mod, self.in_spec, self.names, self.declared = mod, in_spec, names, declared
+    def __init__(
+        self, mod: nn.Module, leaves: list[Any], in_spec: Any, names: tuple[str, ...], declared: Declared, defers: bool
+    ) -> None:
+        self.mod, self.in_spec, self.names, self.declared, self.defers = mod, in_spec, names, declared, defers
         owned = {id(t) for t in (*mod.parameters(), *mod.buffers())}
         self.leaves: list[Any] = []
         for leaf in leaves:  # each argument is a tensor object of its own
@@ -238,7 +245,7 @@ class _Export:
             is_open = len(found) > 1 and one is not None and one.lo < 2 <= (hint or 0) and one.said[0] is None
             if one is not None and is_open and _holds_from_two(cond, name, facts):
                 return self._narrow(one, "ge", 2, cond, loc, symbols)
-        if len(rows) == len(found) and any(r.kind != "named" for r in rows):
+        if len(rows) == len(found) and (any(r.kind != "named" for r in rows) or (self.defers and len(rows) > 1)):
             return False  # n % 4 == 0: no range says it, so every call is asked
         for row in rows:  # what a call cannot be asked: as many sizes as are open become those of the example
             if row.kind == "auto":
@@ -273,6 +280,8 @@ class _Export:
     def _unify(self, a: DeclaredSymbol, b: DeclaredSymbol, cond: Expr, loc: str, symbols: dict[str, DeclaredSymbol]) -> bool:
         """Two open dimensions that must be equal become one; two Dims of different names are the user's statement that they may differ."""
         if a.kind == b.kind == "named":
+            if self.defers:
+                return False
             raise self._refusal([a, b], cond, loc, symbols)
         keep, gone = (b, a) if b.kind == "named" else (a, b)
         for rows in self.declared.values():
@@ -287,11 +296,11 @@ class _Export:
                 del rows[d]
         return True
 
-    def _refusal(self, rows: Sequence[DeclaredSymbol], cond: Expr, loc: str, symbols: dict[str, DeclaredSymbol]) -> Unsupported:
+    def _refusal(self, rows: Sequence[DeclaredSymbol], cond: Expr, loc: str, symbols: dict[str, DeclaredSymbol]) -> DeclarationError:
         self.refused = rows
         where = [f"{self.names[i]}.shape[{d}]" for i, sizes in self.declared.items() for d, s in sizes.items() if s.symbol in rows]
         what = f"{' and '.join(where)} ({', '.join(r.name for r in rows)}): the program needs {_spoken(cond, symbols)}"
-        return Unsupported("AOT061", at=loc, detail=f"{what}; {_advice(rows, cond)}")
+        return DeclarationError("AOT061", at=loc, detail=f"{what}; {_advice(rows, cond)}")
 
 
 def _spell(spec: Any, given: Any, space: dict[str, Any]) -> str:
@@ -306,10 +315,10 @@ def _spell(spec: Any, given: Any, space: dict[str, Any]) -> str:
     if spec.type is dict:
         return "{" + ", ".join(f"{k!r}: {p}" for k, p in zip(spec.context, parts, strict=True)) + "}"
     name = f"t{len(space)}"
-    space[name] = spec
     if hasattr(spec.type, "_fields"):
         space[name] = spec.type
         return f"{name}({', '.join(parts)})"
+    space[name] = pytree.TreeSpec(spec.type, spec.context, [pytree.treespec_leaf() for _ in parts])  # what it holds is built already
     return f"unflatten([{', '.join(parts)}], {name})"
 
 

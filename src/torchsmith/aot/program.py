@@ -26,6 +26,14 @@ from ..ir.number import number_of
 from .entry import children
 
 
+class SizesDiffer(ValueError, AssertionError):
+    """A call's tensors or constants are not those that the program was exported for."""
+
+
+class StructureDiffers(TypeError, ValueError):
+    """A call's arguments are nested in another way than the example's."""
+
+
 @dataclass(frozen=True, slots=True)
 class InputRow:
     """One placeholder of the functional graph. kind: "user" (leaf number `leaf` of the call's arguments), "param", "buffer" or "constant".
@@ -50,7 +58,7 @@ class OutputRow:
 
 @dataclass(frozen=True, slots=True)
 class GraphSignature:
-    """Which placeholder is what, by name; `buffers_to_mutate` maps a functional node to the buffer that takes its value."""
+    """Which placeholder is what, by name; `buffers_to_mutate` maps a functional node to the buffer that takes its value, the two others alike."""
 
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
@@ -59,6 +67,7 @@ class GraphSignature:
     user_inputs: tuple[str, ...]
     user_outputs: tuple[Any, ...]
     buffers_to_mutate: Mapping[str, str]
+    parameters_to_mutate: Mapping[str, str]
     user_inputs_to_mutate: Mapping[str, str]
     inputs_to_parameters: Mapping[str, str]
     inputs_to_buffers: Mapping[str, str]
@@ -76,10 +85,6 @@ class GraphSignature:
     @property
     def lifted_tensor_constants(self) -> tuple[str, ...]:
         return self.constants
-
-    @property
-    def parameters_to_mutate(self) -> dict[str, str]:
-        return {}
 
     @property
     def inputs_to_lifted_custom_objs(self) -> dict[str, str]:
@@ -187,7 +192,7 @@ class ExportedProgram:
             by["param"], by["buffer"], tuple(r.name for r in self.inputs if r.kind == "buffer" and not r.persistent),
             by["constant"], by["user"],
             tuple(self._output_name(r) for r in self.outputs), {n: r.name for n, r in written.items() if r.kind == "buffer"},
-            {n: r.name for n, r in written.items() if r.kind == "user"},
+            {n: r.name for n, r in written.items() if r.kind == "param"}, {n: r.name for n, r in written.items() if r.kind == "user"},
             self._placeholders("param"), self._placeholders("buffer"), self._placeholders("constant"),
             tuple((node.name, r) for r, node in zip(self.inputs, self.functional.graph.nodes, strict=False)), tuple(self._output_rows()),
         )  # fmt: skip
@@ -196,7 +201,8 @@ class ExportedProgram:
         placeholders = [node.name for node in self.functional.graph.nodes if node.op == "placeholder"]
         for i, node in self.functional.write_backs:
             row = self.inputs[i]
-            yield ("BUFFER_MUTATION" if row.kind == "buffer" else "USER_INPUT_MUTATION"), "TensorArgument", (node,), row.name
+            kind = {"buffer": "BUFFER_MUTATION", "param": "PARAMETER_MUTATION"}.get(row.kind, "USER_INPUT_MUTATION")
+            yield kind, "TensorArgument", (node,), row.name
         for r in self.outputs:
             out = None if r.kind == "const" else self.functional.outputs[r.value]
             if out is None:
@@ -279,7 +285,7 @@ class ExportedProgram:
         return self
 
     def flat_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call's arguments, in the example's order; TypeError where the structure differs."""
+        """The leaves of a call's arguments, in the example's order; StructureDiffers where they are nested in another way."""
         given = dict(kwargs)
         wanted = children(self.in_spec)[1].context
         if set(given) == set(wanted):
@@ -292,11 +298,11 @@ class ExportedProgram:
             except ValueError:
                 is_same = False
             if not is_same:
-                raise TypeError(f"{self.name} takes arguments of the structure {_structure(self.in_spec)}; it was given {_structure(spec)}")
+                raise StructureDiffers(f"{self.name} takes arguments of the structure {_structure(self.in_spec)}; it was given {_structure(spec)}")
         return leaves
 
     def check(self, leaves: Sequence[Any]) -> dict[str, int]:
-        """Compare a call's leaves with the program's declaration; the symbols' values. Raises ValueError naming argument and dimension."""
+        """Compare a call's leaves with the program's declaration; the symbols' values. Raises SizesDiffer naming argument and dimension."""
         specs = {r.leaf: r.spec for r in self.inputs if r.kind == "user"}
         for i, (leaf, constant) in enumerate(zip(leaves, self.leaves, strict=True)):
             spec, name = specs.get(i), self.leaf_names[i]
@@ -304,7 +310,7 @@ class ExportedProgram:
                 _check_tensor(self, name, leaf, spec)
             elif isinstance(leaf, Tensor) or repr(leaf) != repr(constant):  # 2 is not 2.0, and nan is nan
                 why = f"argument {name} was {constant!r} when it was exported; a call with {leaf!r} needs an export of its own"
-                raise ValueError(f"{self.name}: {why}")
+                raise SizesDiffer(f"{self.name}: {why}")
         given = [leaves[r.leaf] if r.kind == "user" else None for r in self.inputs]
         of_inputs = [s for s in self.functional.symbols if s.origin[0] != "bound"]  # the others are known when their operator has run
         symbols = {s.sym.name: origin_value(s.origin, given) for s in of_inputs}
@@ -312,14 +318,14 @@ class ExportedProgram:
             value = symbols[s.sym.name]
             if value < s.lo or (s.hi is not None and value > s.hi):
                 dim = self.symbol_names.get(s.sym.name, s.sym.name)
-                raise ValueError(f"{self.name}: {dim} is {value}; it was exported for sizes in {Range(s.lo, s.hi)}")
+                raise SizesDiffer(f"{self.name}: {dim} is {value}; it was exported for sizes in {Range(s.lo, s.hi)}")
         for i, spec in specs.items():
             _check_sizes(self, self.leaf_names[i], leaves[i], spec, symbols)
         for cond, loc in self.conditions:
             holds = number_of(cond, symbols)  # None: a division by zero, or of a size that is known only when an operator has run
             if holds is False or (holds is None and all(x.name in symbols for x in walk(cond) if isinstance(x, Sym))):
                 where = f", because of {loc}" if loc else ""
-                raise ValueError(f"{self.name}: the sizes of the inputs must satisfy {print_size(cond, self.symbol_names)}{where}")
+                raise SizesDiffer(f"{self.name}: the sizes of the inputs must satisfy {print_size(cond, self.symbol_names)}{where}")
         return symbols
 
     # ------------------------------------------------------------ printing
@@ -406,11 +412,11 @@ def _check_tensor(program: ExportedProgram, name: str, leaf: Tensor, spec: Tenso
     if not isinstance(leaf, Tensor):
         raise TypeError(f"{program.name}: argument {name} must be a tensor, not {type(leaf).__name__}")
     if leaf.dtype != spec.dtype:
-        raise ValueError(f"{program.name}: argument {name} has dtype {leaf.dtype}; it was exported for {spec.dtype}")
+        raise SizesDiffer(f"{program.name}: argument {name} has dtype {leaf.dtype}; it was exported for {spec.dtype}")
     if leaf.dim() != len(spec.shape):
-        raise ValueError(f"{program.name}: argument {name} has {leaf.dim()} dimensions; it was exported for {len(spec.shape)}")
+        raise SizesDiffer(f"{program.name}: argument {name} has {leaf.dim()} dimensions; it was exported for {len(spec.shape)}")
     if str(leaf.device) != spec.device:
-        raise ValueError(f"{program.name}: argument {name} is on {leaf.device}; it was exported for {spec.device}")
+        raise SizesDiffer(f"{program.name}: argument {name} is on {leaf.device}; it was exported for {spec.device}")
 
 
 def _check_sizes(program: ExportedProgram, name: str, leaf: Tensor, spec: TensorSpec, symbols: dict[str, int]) -> None:
@@ -419,7 +425,7 @@ def _check_sizes(program: ExportedProgram, name: str, leaf: Tensor, spec: Tensor
         if want != n:
             text = print_size(e, program.symbol_names)
             needed = str(want) if isinstance(e, Const) else f"{text} = {want}"
-            raise ValueError(f"{program.name}: argument {name} has size {n} in dimension {d}; it must be {needed}")
+            raise SizesDiffer(f"{program.name}: argument {name} has size {n} in dimension {d}; it must be {needed}")
 
 
 def print_size(e: Any, names: Mapping[str, str]) -> str:
