@@ -535,6 +535,65 @@ def test_registered_dataclasses(tmp_path):
         torch.testing.assert_close((out.one, out.two), (p.one + p.two, p.one * 2))
 
 
+@dataclasses.dataclass
+class Nested:
+    one: torch.Tensor
+    more: list
+    named: dict
+
+
+class OfNested(nn.Module):
+    def forward(self, n):
+        return n.one + n.more[0] * n.more[1] + n.named["k"]
+
+
+def test_a_registered_dataclass_that_holds_containers():
+    torchsmith.export.register_dataclass(Nested)
+
+    def nested(size):
+        a, b, c, d = torch.randn(4, size)
+        return Nested(a, [b, c], {"k": d})
+
+    other = torchsmith.export.AdditionalInputs()
+    other.add((nested(5),))
+    program, n = export(OfNested(), (nested(4),), dynamic_shapes=other), nested(7)
+    assert torch.equal(program.module()(n), OfNested()(n))
+    vary = {0: Dim.DYNAMIC}
+    assert other.dynamic_shapes(OfNested(), (nested(4),)) == {"n": Nested(vary, [vary, vary], {"k": vary})}
+
+
+def test_the_signature_names_parameters_that_are_written():
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.w.div_(2)
+            return x + self.w
+
+    signature = export(Halves(), (torch.ones(3),)).graph_signature
+    assert list(signature.parameters_to_mutate.values()) == ["w"] and not signature.user_inputs_to_mutate
+    assert signature.output_specs[0].kind.name == "PARAMETER_MUTATION"
+
+
+def test_what_ties_named_dimensions_may_be_left_to_the_call():
+    class Flat(nn.Module):
+        def forward(self, x, y):
+            return x.reshape(-1) + y
+
+    example, shapes = (torch.randn(6, 8), torch.randn(48)), {"x": dims("a", "b"), "y": dims("c")}
+    with pytest.raises(ValueError, match="a declared dimension") as error:
+        export(Flat(), example, dynamic_shapes=shapes)
+    assert isinstance(error.value, Unsupported)
+    program = export(Flat(), example, dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=True).module()
+    assert program(torch.ones(2, 3), torch.ones(6)).tolist() == [2.0] * 6
+    for kind in (ValueError, AssertionError):  # torch.export's modules raise the second one
+        with pytest.raises(kind, match="must satisfy"):
+            program(torch.ones(2, 3), torch.ones(7))
+
+
 def test_the_program_runs_where_a_result_tells_its_own_size():
     class Chosen(nn.Module):
         def forward(self, x):

@@ -89,6 +89,7 @@ def numbers_of_sizes(x: Tensor) -> tuple[Tensor, ...]:
     n, m = x.shape
     half = x[: round(n / 2)]
     classes = F.one_hot(torch.arange(n), n + 2)
+    half = torch.cat([half, x[: n >> 1], x.new_ones((1 + n << 1) & 3, m), x.new_ones(7 & -n, m)])
     return x * n**-0.5 + math.sqrt(m), half, x / x.shape.numel(), classes, x.view(torch.int32) & 255, x * math.sqrt(n * m)
 
 

@@ -58,7 +58,7 @@ class OutputRow:
 
 @dataclass(frozen=True, slots=True)
 class GraphSignature:
-    """Which placeholder is what, by name; `buffers_to_mutate` maps a functional node to the buffer that takes its value, the two others alike."""
+    """Which placeholder is what, by name; `..._to_mutate` maps a functional node to what takes its value."""
 
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
@@ -298,7 +298,8 @@ class ExportedProgram:
             except ValueError:
                 is_same = False
             if not is_same:
-                raise StructureDiffers(f"{self.name} takes arguments of the structure {_structure(self.in_spec)}; it was given {_structure(spec)}")
+                needed, got = _structure(self.in_spec), _structure(spec)
+                raise StructureDiffers(f"{self.name} takes arguments of the structure {needed}; it was given {got}")
         return leaves
 
     def check(self, leaves: Sequence[Any]) -> dict[str, int]:

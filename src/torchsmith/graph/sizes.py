@@ -668,6 +668,19 @@ class SizeNode:
 
     floordiv = int_floordiv
 
+    def lshift(self, other: SizeNode) -> SizeNode:
+        return self.mul(self.wrap_int(1 << other.guard_int()))
+
+    def rshift(self, other: SizeNode) -> SizeNode:
+        return self.int_floordiv(self.wrap_int(1 << other.guard_int()))
+
+    def bitwise_and(self, other: SizeNode) -> SizeNode:
+        one, two = (other, self) if isinstance(self.expr, Const) else (self, other)
+        mask = two.guard_int()
+        if mask >= 0 and not mask & (mask + 1):  # the lowest bits
+            return one.mod(one.wrap_int(mask + 1))
+        return one.wrap_int(one.guard_int() & mask)
+
     def sym_min(self, other: SizeNode) -> SizeNode:
         first = self.facts.decide(self.le(other).expr)
         return self._arith(other, "min", min) if first is None else self if first else other
