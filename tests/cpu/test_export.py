@@ -562,6 +562,21 @@ def test_a_registered_dataclass_that_holds_containers():
     assert other.dynamic_shapes(OfNested(), (nested(4),)) == {"n": Nested(vary, [vary, vary], {"k": vary})}
 
 
+def test_another_module_as_argument_is_refused(tmp_path):
+    class Calls(nn.Module):
+        def forward(self, x, part, dtype=torch.float64):
+            return part(x).to(dtype)
+
+    one, two, x = nn.Linear(3, 3), nn.Linear(3, 3), torch.randn(3)  # they print the same
+    program = export(Calls(), (x, one, torch.float64))
+    assert torch.equal(program.module()(x, one, torch.float64), one(x).double())
+    for args in ((x, two, torch.float64), (x, one, torch.float32)):
+        with pytest.raises(ValueError, match="an export of its own"):
+            program.module()(*args)
+    with pytest.raises(TypeError, match="argument part is a module"):
+        torchsmith.aot.compile_and_package(program, package_path=tmp_path / "m.pt2")
+
+
 def test_the_signature_names_parameters_that_are_written():
     class Halves(nn.Module):
         def __init__(self) -> None:

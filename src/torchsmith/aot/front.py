@@ -168,7 +168,10 @@ TYPES = {"param": PARAMETER, "buffer": BUFFER, "constant": CONSTANT}
 
 
 def entry_of_exported(program: ExportedProgram) -> Entry:
-    """torchsmith's ExportedProgram -> Entry."""
+    """torchsmith's ExportedProgram -> Entry. Raises TypeError where an argument is a module, which a package cannot tell from others."""
+    for name, value in zip(program.leaf_names, program.leaves, strict=True):
+        if isinstance(value, torch.nn.Module):
+            raise TypeError(f"{program.name}: argument {name} is a module: make it a submodule, or give its tensors as arguments")
     fg = program.functional
     rows = list(enumerate(program.inputs))
     specs = {i: r.spec for i, r in rows}

@@ -7,6 +7,7 @@ to the user. Nothing here is ever written after export, except the contents of `
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,6 +115,16 @@ class Range:
 
     lo: int
     hi: int | None
+
+    @property
+    def lower(self) -> int:
+        """lo, as torch names it."""
+        return self.lo
+
+    @property
+    def upper(self) -> float:
+        """hi, as torch names it: infinity where there is no bound."""
+        return math.inf if self.hi is None else self.hi
 
     def __repr__(self) -> str:
         return f"[{self.lo}, {'inf' if self.hi is None else self.hi}]"
@@ -309,7 +320,7 @@ class ExportedProgram:
             spec, name = specs.get(i), self.leaf_names[i]
             if spec is not None:
                 _check_tensor(self, name, leaf, spec)
-            elif isinstance(leaf, Tensor) or repr(leaf) != repr(constant):  # 2 is not 2.0, and nan is nan
+            elif not _is_same(leaf, constant):
                 why = f"argument {name} was {constant!r} when it was exported; a call with {leaf!r} needs an export of its own"
                 raise SizesDiffer(f"{self.name}: {why}")
         given = [leaves[r.leaf] if r.kind == "user" else None for r in self.inputs]
@@ -407,6 +418,17 @@ def _install(root: nn.Module, row: InputRow, tensor: Tensor) -> None:
         root.register_parameter(
             last, tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=tensor.requires_grad)
         )
+
+
+def _is_same(leaf: Any, constant: Any) -> bool:
+    """Is this argument what the program was exported with?"""
+    if leaf is constant:
+        return True
+    if type(leaf) is not type(constant):
+        return False
+    if isinstance(leaf, (int, float, complex, str)):
+        return repr(leaf) == repr(constant)  # nan is nan, and -0.0 is not 0.0
+    return not isinstance(leaf, (Tensor, nn.Module)) and bool(leaf == constant)  # modules that print the same may compute different things
 
 
 def _check_tensor(program: ExportedProgram, name: str, leaf: Tensor, spec: TensorSpec) -> None:
