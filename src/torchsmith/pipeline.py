@@ -282,6 +282,11 @@ def _give_up(*inputs: Any) -> Any:
     raise Elsewhere
 
 
+def _is_run_anew(gm: torch.fx.GraphModule) -> bool:
+    """Whether the dispatcher runs the function itself where the compiled graph fails."""
+    return bool(gm.meta.get("anew") or gm.meta.get("draws"))
+
+
 def as_drawing(call: Call, fg: FunctionalGraph, manifest: Manifest) -> Call:
     """`call`; if it draws random numbers and is given up, the generators stand where they stood, for the function that is run instead."""
     names = {TAKE, *(str(n.target) for n in fg.graph.nodes if isinstance(n.target, torch._ops.OpOverload) and is_random(n.target))}
@@ -313,7 +318,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     manifest, library, cached = compile_functional(fg, options, name, inputs)
     if options.libtorch == "forbid":
         refuse_externs(manifest)
-    eager = _give_up if gm.meta.get("anew") else gm.forward
+    eager = _give_up if _is_run_anew(gm) else gm.forward
     with events.timed("load", graph=name):
         call: Call = load(
             library, manifest, eager=eager, name=name, frozen=options.freezing, tail=fg.consts,
@@ -448,7 +453,7 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
         )  # fmt: skip
         return call
 
-    forward, manifest, library, cached = load_of(cut.forward, name, _give_up if gm.meta.get("anew") else not_run, inputs)
+    forward, manifest, library, cached = load_of(cut.forward, name, _give_up if _is_run_anew(gm) else not_run, inputs)
     attached = attach(joint, cut, as_drawing(forward, cut.forward, manifest), gm.forward, backward, not gm.meta.get("grad", True))
     events.emit("attached", graph=name, prepare=attached.prepare)
     if facts.symbols:  # what its compilation assumes of sizes has to be guarded

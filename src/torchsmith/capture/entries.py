@@ -68,7 +68,7 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: st
     After an exception modes that the graph had entered by then are left. Also: whether any exception of the call means that."""
     written, anew = graph.meta["written"], graph.meta["anew"]
     if road == "native":  # it gives itself up before anything is written
-        return call, anew and not written
+        return call, (anew or graph.meta["draws"]) and not written
     if any(n.op == "call_function" and n.target in _MODES for n in graph.graph.nodes):
         call = _leaving_modes(call)
     if not anew:
