@@ -177,3 +177,13 @@ def test_a_program_chooses_by_numbers_in_its_buffers(fullgraph):
             torch.testing.assert_close([ours.weight.grad, *ours.buffers()], [eager.weight.grad, *eager.buffers()])
     assert not [e.fields for e in got if e.kind in ("graph_break", "fallback")]
     assert sum(e.kind == "graph" for e in got) == 5  # two for the first batch, one for counters as symbols, two beyond the numbers
+
+
+def test_all_numbers_of_a_tensor_of_some_length():
+    def f(v):
+        numbers = v.tolist()
+        return torch.tensor(sum(numbers)), v * numbers[3]
+
+    compiled = torchsmith.compile(f, fullgraph=True, backend="eager")
+    for v in (torch.arange(150), torch.arange(150) * 3):
+        assert all(map(torch.equal, compiled(v), f(v)))

@@ -55,7 +55,7 @@ _MAX_STEPS = 200_000  # backward jumps: a loop longer than this is not worth unr
 _READ = frozenset({"item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"})
 _NUMBER = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})  # of a program that stands alone, symbols
 _OF_A_CALL = frozenset({"__code__", "__defaults__", "__kwdefaults__"})  # what a call of a function looks at
-_LISTED = 64  # numbers that tolist may give
+_LISTED = 256  # numbers that tolist may give
 
 
 class Machine:
