@@ -7,10 +7,15 @@ import importlib
 import inspect
 import types
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+import torchsmith
+from torchsmith.options import compiler_command
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted([*(ROOT / "bench").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
@@ -126,3 +131,24 @@ def test_benches_take_help() -> None:
     """`--help` says what a script is for, and starts no measurement."""
     mains = [p for p in (ROOT / "bench").glob("*.py") if "\nif __name__ ==" in p.read_text()]
     assert mains and not [p.name for p in mains if "ArgumentParser(description=__doc__" not in p.read_text()]
+
+
+def test_fuzzers_compile_a_library_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels whose vectors have several widths, and the host program, without optimizations."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    unoptimized: Any = importlib.import_module("unoptimized")
+    gcc = unoptimized.programs(compiler_command())
+    if gcc is None:
+        pytest.skip("the compiler is not gcc")
+    started, run = list[str](), unoptimized.run
+    monkeypatch.setattr(unoptimized, "run", lambda command, cwd: (started.append(command[0]), run(command, cwd)))
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 2 + 1).sum(0), torch.sin(y.double()).to(torch.bfloat16), x @ x.T
+
+    x, y = torch.linspace(-1, 1, 70).reshape(10, 7), torch.arange(9)
+    with ExitStack() as stack:
+        unoptimized.use(stack)
+        got = torchsmith.compile(fn, options={"force_disable_caches": True})(x, y)
+    torch.testing.assert_close(got, fn(x, y))
+    assert started == [gcc.cc1, gcc.assembler, gcc.linker]
