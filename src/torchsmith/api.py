@@ -187,7 +187,8 @@ def _original(fn: Any) -> Any:
 
 
 def _is_row(fn: Any) -> bool:
-    """A function of torch that capture knows by a row: what is compiled is a call of it."""
+    """A function of torch, or class method (autograd.Function's apply), that capture knows by a row: what is compiled is a call of it."""
+    fn = fn.__func__ if isinstance(fn, types.MethodType) and isinstance(fn.__self__, type) else fn
     if not isinstance(fn, types.FunctionType) or str(fn.__globals__.get("__name__", "")).partition(".")[0] != "torch":
         return False
     from .capture import tables  # noqa: F401
