@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .. import events
-from ..codes import Forbidden
+from ..codes import BackendFailed, Forbidden
 from ..graph.sizes import expr_of
 from ..graph.spec import ASSUMED
 from ..ir.expr import Const, Expr, Sym, const, op
@@ -90,8 +90,8 @@ def _taking_back(call: Callable[..., Any], written: Sequence[int], keeps: bool) 
         except Exception as error:
             if str(error).startswith(ASSUMED):  # nothing is written by then
                 events.emit("fallback", code="RUN004", at="", detail=str(error))
-            elif written and not keeps:
-                raise
+            elif isinstance(error, BackendFailed) or hasattr(error, "__notes__") or (written and not keeps):
+                raise  # the backend's own, or too late
             known = [(t, *row) for t, row in zip(tensors, before, strict=True)]
             moved = [row for row in known if (row[1] is not None and row[0]._version != row[1]) or not torch.equal(row[0], row[3])]
             if any(version is None or t.grad_fn is not made_by for t, version, made_by, _ in moved):
