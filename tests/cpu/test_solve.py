@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+import torchsmith
 from torchsmith.graph.polynomial import interval, poly
 from torchsmith.graph.sizes import COMPARE, SizeFacts, print_condition
 from torchsmith.graph.solve import holds_around, solutions
@@ -74,3 +75,13 @@ def test_minima_are_asked_of_what_they_are_of() -> None:
     assert least >= 3  # n is
     assert [print_condition(g) for g in facts.guards] == ["(s0 >= 3)"]
     assert torch.sym_min(n, n + 1) is n or torch.sym_min(n, n + 1) == n
+
+
+def test_functions_of_sizes_are_captured_for_all_sizes() -> None:
+    def sizes(x: torch.Tensor, n: int) -> torch.Tensor:
+        chosen = torch.sym_ite(n > 5, n, 3)
+        return x * torch.sym_sqrt(x.shape[0]) + torch.sym_sum([n, x.shape[0], 2]) - chosen + torch.sym_sum(())
+
+    compiled = torchsmith.compile(sizes, backend="eager", dynamic=True, fullgraph=True)
+    for n in (4, 7, 9):
+        assert torch.equal(compiled(torch.ones(n, 2), n), sizes(torch.ones(n, 2), n))

@@ -403,17 +403,17 @@ def result_type(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return torch.result_type(*args, **kwargs)
 
 
-@row(*_named("sym_int", "sym_float", "sym_not", "sym_max", "sym_min", "sym_sum", "sym_ite", "sym_sqrt"))
-def sym(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    raise Unsupported("CAP014", at=m.loc(), detail="torch.sym_*")
-
-
 def _sym_row(fn: Any) -> Row:
     return lambda m, args, kwargs: m.symbolic(fn, *args)
 
 
-for _f in _named("sym_int", "sym_float", "sym_not", "sym_max", "sym_min"):
+for _f in _named("sym_int", "sym_float", "sym_not", "sym_max", "sym_min", "sym_ite", "sym_sqrt"):
     ROWS[_f] = _sym_row(_f)
+
+
+@row(torch.sym_sum)
+def sym_sum(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return functools.reduce(lambda a, b: m.call(operator.add, [a, b], {}), m.listed(args[0] if args else kwargs["args"]), 0)
 
 
 @row(torch._shape_as_tensor)
