@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import json
 import pickle
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -452,6 +454,34 @@ def test_exporting_is_told():
 
     assert torch.equal(torchsmith.export.export(forward, (X,)).module()(X), X + 7)
     assert torch.equal(eager(forward)(X), X + 4) and torch.equal(forward(X), X)
+
+
+def test_ranges_of_pytorchs_marks():
+    def fn(a):
+        return a * 2
+
+    compiled = torchsmith.compile(fn, backend="eager")
+    for n, fits in ((3, True), (8, False)):
+        a = torch.ones(n, 2)
+        # what torch._dynamo.mark_dynamic(a, 0, min=2, max=5) leaves
+        a._dynamo_dynamic_indices, a._dynamo_dynamic_range = {0}, {Range(0, 2, 5)}
+        with contextlib.nullcontext() if fits else pytest.raises(torchsmith.ConstraintViolation, match="between 2 and 5"):
+            assert torch.equal(compiled(a), fn(a))
+
+
+def test_a_mark_without_a_size_at_hand_is_one_tensors():
+    compiled = torchsmith.compile(lambda a, b: (a.expand(b.shape), a * 10)[1], backend="eager", fullgraph=True, dynamic=True)
+    marked = torch.rand(1, 1), torch.rand(1, 1)
+    for t in marked:
+        torchsmith.mark_unbacked(t, [0, 1])
+    for a, b in (marked, (torch.rand(4, 5), torch.rand(4, 5)), (torch.rand(1, 1), torch.rand(2, 1))):
+        assert torch.equal(compiled(a, b), a * 10)
+
+
+class Range(NamedTuple):
+    dim: int
+    min: int
+    max: int
 
 
 def test_guards_have_the_names_that_filters_ask_for():

@@ -87,6 +87,8 @@ def _taking_back(call: Callable[..., Any], written: Sequence[int], keeps: bool) 
         before = [(None if t.is_inference() else t._version, t.grad_fn, t.detach().clone()) for t in tensors]
         try:
             return call(*args)
+        except BackendFailed:  # no exception of the program's
+            raise
         except Exception as error:
             if str(error).startswith(ASSUMED):  # nothing is written by then
                 events.emit("fallback", code="RUN004", at="", detail=str(error))
@@ -342,6 +344,7 @@ class Marks(NamedTuple):
 
 def marks_of(t: torch.Tensor) -> Marks:
     ranges: dict[int, tuple[int, int | None]] = dict.fromkeys(getattr(t, "_dynamo_dynamic_indices", ()), (1, None))
+    ranges |= {r.dim: (max(r.min or 1, 1), r.max) for r in getattr(t, "_dynamo_dynamic_range", ()) if r.dim in ranges}
     ranges |= getattr(t, "_torchsmith_dynamic", {})
     hints = {*getattr(t, "_torchsmith_maybe_dynamic", ()), *getattr(t, "_dynamo_weak_dynamic_indices", ())}
     return Marks(ranges, hints, {*getattr(t, "_torchsmith_static", ()), *getattr(t, "_dynamo_static_indices", ())})
@@ -368,6 +371,9 @@ def read_marks(state: State, call: Call) -> None:
                         f"torchsmith: dimension {d} of {source} is marked to lie between {low} and {'infinity' if high is None else high},"
                         f" but it is {t.shape[d]}. Give it such a size, or mark it with another range."
                     )
+            for d in range(t.dim()):  # a mark is this tensor's
+                state.unbacked.discard((str(source), d))
+                state.marked.pop((str(source), d), None)
             state.unbacked.update((str(source), d) for d in {*getattr(t, "_torchsmith_unbacked", ()), *theirs, *unbacked})
             state.marked.update({(str(source), d): span for d, span in marked.items()})
             dynamic = marked.keys() | hints | asked_dims(CONFIG.dynamic_sources, str(source), t.dim())
