@@ -781,3 +781,16 @@ def test_a_module_goes_with_its_compilation() -> None:
     found = run()
     gc.collect()
     assert found() is None
+
+
+def test_an_argument_goes_when_the_caller_drops_it() -> None:
+    """No round of the collector is needed: what a capture held of it is gone with the capture."""
+    x = torch.ones(2)
+    found = weakref.ref(x)
+    gc.disable()
+    try:
+        torchsmith.compile(lambda y: y + 1, backend="eager")(x)
+        del x
+        assert found() is None
+    finally:
+        gc.enable()

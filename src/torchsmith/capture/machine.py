@@ -124,6 +124,7 @@ class Machine:
         """The capture is over. The machine and its parts refer to one another: they drop what they hold of the program, which would else
         live until Python looks for garbage."""
         self.world.let_go()
+        self.recorder.let_go()
         vars(self).clear()
 
     # ------------------------------------------------------------ places

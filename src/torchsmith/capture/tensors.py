@@ -155,6 +155,11 @@ class Recorder:
         self.unbacked: Set[tuple[str, int]] = frozenset()  # (input, dimension) whose size at hand answers no question
         self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
 
+    def let_go(self) -> None:
+        """The capture is over: tensors of the program are dropped, whatever tracing tensors live on in the graph."""
+        for held in (self.infos, self.real, self.by_memory, self.keep):
+            held.clear()
+
     def tracing(self) -> AbstractContextManager[Any]:
         trace = tracing.Tracing(self.facts, torch.is_grad_enabled())
         trace.when_offset_read = self.offset_read
