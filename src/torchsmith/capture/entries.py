@@ -87,8 +87,6 @@ def _taking_back(call: Callable[..., Any], written: Sequence[int], keeps: bool) 
         before = [(None if t.is_inference() else t._version, t.grad_fn, t.detach().clone()) for t in tensors]
         try:
             return call(*args)
-        except BackendFailed:  # no exception of the program's
-            raise
         except Exception as error:
             if str(error).startswith(ASSUMED):  # nothing is written by then
                 events.emit("fallback", code="RUN004", at="", detail=str(error))
