@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import math
 import zipfile
 
 import pytest
@@ -230,7 +231,8 @@ class Sized(nn.Module):
         n = m.sum().item()
         torch._check(n >= 0)
         torch._check(n <= 9)
-        return x.reshape(-1, x.shape[2]) * x.shape[1], torch.zeros(n), x[x[..., 0] > 0], torch.cat([x, x])[: x.shape[0] // 2 + 1]
+        scaled = x.reshape(-1, x.shape[2]) * x.shape[1] / math.sqrt(x.shape[0]) + math.floor(x.shape[1] / 2.5)
+        return scaled, torch.zeros(n), x[x[..., 0] > 0], torch.cat([x, x])[: x.shape[0] // 2 + 1]
 
 
 def test_sizes_are_nodes_of_the_graph_module():
@@ -718,7 +720,7 @@ class Steps(nn.Module):
 
 class Writes(nn.Module):
     def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda x: x.clone().mul_(2), lambda x: x + 1, (x,))
+        return torch.cond(x.sum() > 0, lambda x: x.mul_(2) + 0, lambda x: x + 1, (x,))
 
 
 class Differs(nn.Module):

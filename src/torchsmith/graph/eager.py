@@ -5,6 +5,7 @@ In: FunctionalGraph. Out: a callable on real tensors that does write-backs and r
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch import fx
 
 from ..ir.expr import Cast, Const, Expr, Op, Sym
 from ..ir.number import number_of
+from ..ir.ops import OPS
 from .spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec, ViewOutput
 
 aten = torch.ops.aten
@@ -60,7 +62,8 @@ _PYTHON: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "neg": operator.neg,
     "div": operator.truediv, "min": min, "max": max, "abs": abs, "pow": pow, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt,
     "le": operator.le, "gt": operator.gt, "ge": operator.ge, "and": operator.and_, "or": operator.or_, "not": operator.not_,
-}  # fmt: skip
+    "sqrt": math.sqrt,
+}  # fmt: skip  (of any other operator: the function that its row has for one number)
 
 
 def as_module(fg: FunctionalGraph) -> fx.GraphModule:
@@ -93,8 +96,12 @@ def as_module(fg: FunctionalGraph) -> fx.GraphModule:
             if isinstance(e, Sym):
                 numbers[e] = symbol(e.name)
             else:
-                kind = (float if e.dtype.is_float else bool if e.dtype.name == "bool" else int) if isinstance(e, Cast) else None
-                numbers[e] = graph.call_function(kind or _PYTHON[e.name if isinstance(e, Op) else ""], tuple(map(number_node, e.args)))
+                if isinstance(e, Cast):
+                    made: Callable[..., Any] = float if e.dtype.is_float else bool if e.dtype.name == "bool" else int
+                else:
+                    name = e.name if isinstance(e, Op) else ""
+                    made = _PYTHON.get(name) or OPS[name].scalar
+                numbers[e] = graph.call_function(made, tuple(map(number_node, e.args)))
         return numbers[e]
 
     def copied(v: Any) -> Any:
