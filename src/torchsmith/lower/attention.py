@@ -56,9 +56,9 @@ def lower_attention(
     return found if found is NotImplemented else found[0]
 
 
-def _scores(cx: Builder, q: Ref, k: Ref, is_causal: Any, mask: Ref | None, scale: Any, acc: DType) -> Ref:
+def _scores(cx: Builder, q: Ref, k: Ref, is_causal: Any, mask: Ref | None, factor: Expr, acc: DType) -> Ref:
     """The scores of every query and key, -inf where a key does not count."""
-    factor, lowest = _factor(q, scale, acc), Const(acc, float("-inf"))
+    lowest = Const(acc, float("-inf"))
     b, h, n, _ = q.shape
 
     def score(index: Index) -> Expr:
@@ -74,20 +74,24 @@ def _scores(cx: Builder, q: Ref, k: Ref, is_causal: Any, mask: Ref | None, scale
     return hold(cx, (b, h, n, k.shape[2]), acc, score)
 
 
-def _factor(q: Ref, scale: Any, acc: DType) -> Expr:
-    return scalar(1.0 / math.sqrt(known(q.shape[-1]) or 1) if scale is None else scale, acc)
+def _factor(q: Ref, scale: Any, acc: DType) -> Expr | None:
+    """`scale`, or what eager takes for it. None: of heads whose width varies or is 0."""
+    if scale is None:
+        width = known(q.shape[-1])
+        return scalar(1.0 / math.sqrt(width), acc) if width else None
+    return scalar(scale, acc)
 
 
 def _attention(cx: Builder, q: Ref, k: Ref, v: Ref, dropout: Any, is_causal: Any, mask: Ref | None, scale: Any) -> Any:
-    width = known(q.shape[-1])
     if dropout or not cx.options.native_contractions or q.dtype not in SUMS or not q.dtype.is_float:
         return NotImplemented
-    if scale is None and not width:
-        return NotImplemented
     acc = SUMS[q.dtype]
+    factor = _factor(q, scale, acc)
+    if factor is None:
+        return NotImplemented
     lowest, keys = Const(acc, float("-inf")), k.shape[2]
     b, h, n, _ = q.shape
-    s = _scores(cx, q, k, is_causal, mask, scale, acc)
+    s = _scores(cx, q, k, is_causal, mask, factor, acc)
     how = Split(s.shape, (3,), True)
     top = hold(cx, how.kept, acc, fold_with(cx, how, "max", lowest, s.load))
 
@@ -131,7 +135,10 @@ def lower_attention_backward(
     if not cx.is_alone or not cx.options.native_contractions or q.dtype not in SUMS:
         return NotImplemented
     acc = SUMS[q.dtype]
-    s, factor = _scores(cx, q, k, is_causal, mask, scale, acc), _factor(q, scale, acc)
+    factor = _factor(q, scale, acc)
+    if factor is None:
+        return NotImplemented
+    s = _scores(cx, q, k, is_causal, mask, factor, acc)
     own = hold(cx, s.shape[:3], acc, lambda i: dot(cx, [v.shape[3]], lambda e: grad.load((*i, e[0])), lambda e: out.load((*i, e[0]))))
     p = hold(cx, s.shape, acc, lambda i: op("exp", op("sub", s.load(i), cast(log.load(i[:3]), acc))))
 
