@@ -32,6 +32,7 @@ import torchsmith
 
 _FLOATS = re.compile(r"(-?\d+\.\d+(?:e[-+]?\d+)?)")
 LONGEST = 5  # seconds that a call may take as it is, four times as many compiled
+LAST_DIGIT = 1e-7  # of a float32
 WIDE, ODD = 1_000_000, 2_000_000
 T, N, L = ("t0", "t1", "t2"), ("n0", "n1"), ("l0", "l1")
 
@@ -595,11 +596,14 @@ def _interrupt(*_: Any) -> None:
     raise _TooLong
 
 
-def _within(seconds: int, fn: Any, seed: int, call: int) -> Any:
+def _within(seconds: int, fn: Any, seed: int, call: int, moved: int = 0) -> Any:
     before = signal.signal(signal.SIGALRM, _interrupt)
     signal.alarm(seconds)
+    args = arguments(seed, call)
+    for t in (*args[:2], *args[4].values(), args[5].t) if moved else ():
+        t.mul_(1 + torch.randn(t.shape, generator=torch.Generator().manual_seed(moved)).to(t.device) * LAST_DIGIT)
     try:
-        return outcome(fn, arguments(seed, call))
+        return outcome(fn, args)
     except _TooLong:
         return _ENDLESS
     finally:
@@ -623,6 +627,18 @@ def check(seed: int, dynamic: bool | None = None, backend: Any = "eager") -> str
             if not torch.is_grad_enabled() or sys.exc_info() != (None, None, None):
                 return f"call {call}: the state of the thread is not what it was"
     return None
+
+
+def enlarges_rounding(seed: int) -> bool:
+    """Does eager itself differ from eager whose inputs differ in their last digits? Then kernels that round otherwise may, too."""
+    fn, _ = program(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in (0, 1, 2):
+            want = _within(LONGEST, fn, seed, call)
+            if want is not _ENDLESS and any(difference(_within(LONGEST, fn, seed, call, k), want) for k in range(1, 9)):
+                return True
+    return False
 
 
 def main(argv: list[str]) -> int:
