@@ -83,7 +83,7 @@ typedef struct {
   State state;
   int state_known; /* 1 while `state` is a reading under which the state guard held */
   uint64_t hits;
-  int may_be_caught; /* where the graph raises, run the function itself: it handles exceptions */
+  int may_be_caught; /* where the graph raises, run the function itself: the program could see the difference */
   int failed; /* guard that failed last, for tests */
   int dead;
 } Entry;

@@ -850,8 +850,6 @@ def _row_delattr(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs:
     return None
 
 
-
-
 _COUNTED: weakref.WeakSet[Any] = weakref.WeakSet()  # cached functions from outside whose counts a program looks at
 
 
