@@ -35,18 +35,17 @@ static int read_nodes(Entry *e, PyObject *nodes) {
 }
 
 static PyObject *entry_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"nodes", "guards", "inputs", "n_graph_inputs", "call", "recipe", "finish", "name", "source", "globals", "resume", "may_be_caught", NULL};
-  PyObject *nodes, *guards, *inputs, *call, *recipe, *finish, *name, *source, *globals, *resume = Py_None;
-  int n_graph, may_be_caught = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iOOOOOO|Op", names, &PyTuple_Type, &nodes, &PyTuple_Type, &guards, &PyTuple_Type, &inputs,
-                                   &n_graph, &call, &recipe, &finish, &name, &source, &globals, &resume, &may_be_caught))
+  static char *names[] = {"nodes", "guards", "inputs", "n_graph_inputs", "call", "recipe", "finish", "name", "source", "globals", "resume", "anew", NULL};
+  PyObject *nodes, *guards, *inputs, *call, *recipe, *finish, *name, *source, *globals, *resume = Py_None, *anew = Py_False;
+  int n_graph;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!iOOOOOO|OO", names, &PyTuple_Type, &nodes, &PyTuple_Type, &guards, &PyTuple_Type, &inputs,
+                                   &n_graph, &call, &recipe, &finish, &name, &source, &globals, &resume, &anew))
     return NULL;
   Entry *e = (Entry *)type->tp_alloc(type, 0);
   if (!e) return NULL;
   e->failed = -1;
-  e->may_be_caught = may_be_caught;
   e->call = Py_NewRef(call), e->recipe = Py_NewRef(recipe), e->finish = Py_NewRef(finish), e->name = Py_NewRef(name), e->source = Py_NewRef(source);
-  e->globals = Py_NewRef(globals), e->resume = Py_NewRef(resume);
+  e->globals = Py_NewRef(globals), e->resume = Py_NewRef(resume), e->anew = Py_NewRef(anew);
   if (read_nodes(e, nodes) < 0) goto fail;
   e->n_guards = (int)PyTuple_GET_SIZE(guards);
   e->guards = PyMem_Calloc((size_t)e->n_guards + 1, sizeof(GuardOp));
@@ -81,7 +80,7 @@ static int entry_traverse(Entry *e, visitproc visit, void *arg) {
     if (OP_KIND(op) == OP_PIN) Py_VISIT((PyObject *)op->b);
     else if (OP_KIND(op) == OP_TYPE_VERSION) Py_VISIT((PyObject *)OP_POINTER(op));
   }
-  Py_VISIT(e->call); Py_VISIT(e->finish); Py_VISIT(e->recipe); Py_VISIT(e->name); Py_VISIT(e->source); Py_VISIT(e->globals); Py_VISIT(e->resume);
+  Py_VISIT(e->call); Py_VISIT(e->finish); Py_VISIT(e->recipe); Py_VISIT(e->name); Py_VISIT(e->source); Py_VISIT(e->globals); Py_VISIT(e->resume); Py_VISIT(e->anew);
   return 0;
 }
 
@@ -95,7 +94,7 @@ static int entry_clear(Entry *e) {
     Py_CLEAR(e->guards[i].value);
     if (e->guards[i].tensor) Py_CLEAR(e->guards[i].tensor->type);
   }
-  Py_CLEAR(e->call); Py_CLEAR(e->finish); Py_CLEAR(e->recipe); Py_CLEAR(e->name); Py_CLEAR(e->source); Py_CLEAR(e->globals); Py_CLEAR(e->resume);
+  Py_CLEAR(e->call); Py_CLEAR(e->finish); Py_CLEAR(e->recipe); Py_CLEAR(e->name); Py_CLEAR(e->source); Py_CLEAR(e->globals); Py_CLEAR(e->resume); Py_CLEAR(e->anew);
   return 0;
 }
 
@@ -174,6 +173,24 @@ static PyObject *run_graph(Entry *e, PyObject **args, int n) {
   return PyObject_Vectorcall(e->call, args, (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
 }
 
+/* Does the exception that is set mean that the function itself is to be run? It is cleared then. */
+static int is_run_anew(Entry *e) {
+  int anew = PyErr_ExceptionMatches(ts_elsewhere) || (e->anew == Py_True && PyErr_ExceptionMatches(PyExc_Exception));
+  if (!anew && e->anew != Py_True && e->anew != Py_False && PyErr_ExceptionMatches(PyExc_Exception)) {
+    PyObject *type, *error, *trace, *answer;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    answer = PyObject_CallOneArg(e->anew, error);
+    anew = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    if (anew) Py_XDECREF(type), Py_XDECREF(error), Py_XDECREF(trace);
+    else PyErr_Restore(type, error, trace);
+    return anew > 0;
+  }
+  if (anew) PyErr_Clear();
+  return anew;
+}
+
 #define SMALL_INPUTS 24
 int ts_entry_try(Entry *e, Frame *f, PyObject **result) {
   *result = NULL;
@@ -205,7 +222,7 @@ int ts_entry_try(Entry *e, Frame *f, PyObject **result) {
   }
   r = 1;
   if (outs) *result = e->finish != Py_None ? call_finish(e, f, outs) : build(e->recipe, outs, args + e->n_graph);
-  else if (PyErr_ExceptionMatches(ts_elsewhere) || (e->may_be_caught && PyErr_ExceptionMatches(PyExc_Exception))) PyErr_Clear(), r = 3;
+  else if (is_run_anew(e)) r = 3;
   if (*result && e->resume != Py_None) *result = ts_pending(e->resume, *result);
   ts_hook_resume(hook);
   Py_XDECREF(outs);

@@ -80,10 +80,10 @@ typedef struct {
   Record *record;
   PyObject *call, *finish, *recipe, *name, *source, *globals;
   PyObject *resume; /* None, or the site at which this compilation ends: its result is the frame's state there */
+  PyObject *anew; /* where the graph raises, run the function itself, as the program could see the difference: True, False, or whom to ask */
   State state;
   int state_known; /* 1 while `state` is a reading under which the state guard held */
   uint64_t hits;
-  int may_be_caught; /* where the graph raises, run the function itself: the program could see the difference */
   int failed; /* guard that failed last, for tests */
   int dead;
 } Entry;

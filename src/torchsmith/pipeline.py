@@ -27,6 +27,7 @@ from .emit.printers import PRINTERS, print_kernel
 from .graph.eager import eager_callable
 from .graph.functionalise import functionalise, goes_backwards
 from .graph.readable import readable
+from .graph.schema import may_draw
 from .graph.sizes import SizeFacts
 from .graph.spec import FunctionalGraph, ViewOutput
 from .ir.expr import Expr
@@ -40,7 +41,6 @@ from .ir.verify import verify_plan, verify_program, verify_scheduled
 from .lower import lower
 from .lower.devices import scalars_written, target_of
 from .lower.draws import draws_any, known_draws
-from .lower.extern import is_random
 from .lower.joined_products import join_products
 from .lower.layout import kept_format, prefer_channels_last
 from .lower.library_convolution import fold_batch_norms, join_activations
@@ -288,8 +288,9 @@ def _is_run_anew(gm: torch.fx.GraphModule) -> bool:
 
 
 def as_drawing(call: Call, fg: FunctionalGraph, manifest: Manifest) -> Call:
-    """`call`; if it draws random numbers and is given up, the generators stand where they stood, for the function that is run instead."""
-    names = {TAKE, *(str(n.target) for n in fg.graph.nodes if isinstance(n.target, torch._ops.OpOverload) and is_random(n.target))}
+    """`call`; if it may draw numbers and is given up, the generators stand where they stood, for the function that is run instead."""
+    calls = [n for n in fg.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    names = {TAKE, *(str(n.target) for n in calls if may_draw(n.target, n.args, n.kwargs))}
     if names.isdisjoint(e.op for e in manifest.externs):
         return call
 

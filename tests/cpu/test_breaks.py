@@ -24,6 +24,7 @@ from fuzz_python import check
 
 import torchsmith
 from torchsmith import compiler
+from torchsmith.capture import entries
 from torchsmith.codes import Unsupported
 from torchsmith.events import recording
 
@@ -1166,6 +1167,16 @@ def test_an_exception_of_a_graph_that_writes_reaches_the_handler():
         assert outcomes[1:] == outcomes[:1] * 2, fn.__name__
 
 
+@torch.library.custom_op("torchsmith_breaks::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    """It draws, and no tag says so."""
+    return x + torch.rand(1)
+
+
+noisy.register_fake(torch.empty_like)
+noisy.register_autograd(lambda ctx, g: g)
+
+
 @pytest.mark.parametrize("backend", ["inductor", "eager"])
 def test_what_a_program_did_before_its_graph_raised_is_done(backend):
     """Effects on Python, numbers drawn and inputs written, as in eager, where no handler is in sight."""
@@ -1187,7 +1198,11 @@ def test_what_a_program_did_before_its_graph_raised_is_done(backend):
     def drawn(i, w, a, it):
         return torch.nn.functional.embedding(i, w) + torch.rand(1)
 
-    for fn in (checked, by_torch, drawn):
+    def by_the_user(i, w, a, it):
+        log.append(next(it))
+        return torch.nn.functional.embedding(i, noisy(w))
+
+    for fn in (checked, by_torch, drawn, by_the_user):
         compiled, outcomes = torchsmith.compile(fn, backend=backend), []
         for call in (fn, compiled, compiled):
             log.clear()
@@ -1197,6 +1212,31 @@ def test_what_a_program_did_before_its_graph_raised_is_done(backend):
                 call(torch.tensor([1, 9]), torch.ones(4, 2, requires_grad=True), a, it)
             outcomes.append((str(raised.value), a.tolist(), list(log), holder.n, next(it), torch.rand(1).item()))
         assert outcomes[1:] == outcomes[:1] * 2, fn.__name__
+
+
+def test_generators_are_asked_before_a_call_where_the_graph_may_draw(monkeypatch):
+    asked = []
+    monkeypatch.setattr(entries, "generator_states", lambda: asked.append(1) or [])
+    F, log = torch.nn.functional, []
+
+    def still(x):
+        log.append(1)
+        return F.dropout(F.scaled_dot_product_attention(x, x, x), 0.5, training=False) + F.rrelu(x)
+
+    def drawing(x):
+        log.append(1)
+        return F.dropout(x, 0.5)
+
+    def by_the_user(x):
+        log.append(1)
+        return noisy(x)
+
+    for fn, times in ((still, 0), (drawing, 1), (by_the_user, 1)):
+        compiled = torchsmith.compile(fn, backend=lambda gm, inputs: gm.forward)
+        compiled(torch.ones(2, 2, 2))
+        asked.clear()
+        compiled(torch.ones(2, 2, 2))
+        assert len(asked) == times, fn.__name__
 
 
 def test_compiling_draws_no_random_numbers():

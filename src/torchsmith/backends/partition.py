@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from .. import events
 from ..codes import Unsupported
 from ..graph.eager import fitted
+from ..graph.schema import draws
 from ..graph.spec import TensorSpec
 from ..ir.expr import const
 from .indices import is_torchs, picked
@@ -43,14 +44,8 @@ class Piece:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Does the node draw? Attention is tagged for its dropout: without one it draws nothing."""
-    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    names = [a.name for a in node.target._schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    at = names.index("dropout_p")
-    return bool(node.args[at] if at < len(node.args) else node.kwargs.get("dropout_p", 0.0))
+    """Does the node draw?"""
+    return isinstance(node.target, OpOverload) and draws(node.target, node.args, node.kwargs)
 
 
 def is_ordered(node: fx.Node) -> bool:

@@ -50,7 +50,7 @@ def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compile
         symbols=symbols,
         name=name,
         source=Installed(tuple(all_guards), symbols, compiled.report, captured.graph, name, _holders(all_guards, call)),
-        may_be_caught=anew,
+        anew=anew,
         resume=None if captured.stop is None else resume.make_site(family_of(d, state), captured.stop, fn.__globals__, point),
     )
     events.emit("guards", name=name, list=[guards.print_guard(g) for g in all_guards])
@@ -63,9 +63,12 @@ def _holders(rows: Sequence[Guard], call: Call) -> dict[str, weakref.ref[torch.n
     return {place: weakref.ref(module) for place, module in found.items() if module is not None}
 
 
-def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: str) -> tuple[Callable[..., Any], bool]:
+Anew = bool | Callable[[Exception], bool]
+
+
+def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: str) -> tuple[Callable[..., Any], Anew]:
     """`call`; where it fails although the program would see that, as if it had not been called: the dispatcher runs the function itself.
-    After an exception modes that the graph had entered by then are left. Also: whether any exception of the call means that."""
+    After an exception modes that the graph had entered by then are left. Also: which exceptions of the call mean that."""
     written, anew = graph.meta["written"], graph.meta["anew"]
     if road == "native":  # it gives itself up before anything is written
         return call, (anew or graph.meta["draws"]) and not written
@@ -75,23 +78,32 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: st
         return call, False
     if any(n.meta.get("late") for n in graph.graph.nodes):  # such a road writes before it checks
         return _elsewhere, False
-    return _taking_back(call, written, graph.meta["seen"]), False
+    kept = written if graph.meta["seen"] else ()
+    is_late = len(kept) < len(written)
+
+    def may_go_on(error: Exception) -> bool:
+        if str(error).startswith(ASSUMED):  # nothing is written by then
+            events.emit("fallback", code="RUN004", at="", detail=str(error))
+            return True
+        return not (isinstance(error, BackendFailed) or hasattr(error, "__notes__") or is_late)  # the backend's own, or too late
+
+    if not kept and not graph.meta["draws"]:
+        return call, may_go_on
+    return _taking_back(call, kept, may_go_on), False
 
 
-def _taking_back(call: Callable[..., Any], written: Sequence[int], keeps: bool) -> Callable[..., Any]:
+def _taking_back(call: Callable[..., Any], kept: Sequence[int], may_go_on: Callable[[Exception], bool]) -> Callable[..., Any]:
     """`call`; where it raises, these inputs and the generators become what they were, and the function itself is run. What it wrote cannot
-    be taken back where no copy was kept (`keeps`), of inference tensors, and where autograd has heard of it: it raises then."""
+    be taken back of inference tensors, and where autograd has heard of it: it raises then."""
 
     def run(*args: Any) -> Any:
-        tensors, random = [args[i] for i in written] if keeps else [], generator_states()
+        tensors, random = [args[i] for i in kept], generator_states()
         before = [(None if t.is_inference() else t._version, t.grad_fn, t.detach().clone()) for t in tensors]
         try:
             return call(*args)
         except Exception as error:
-            if str(error).startswith(ASSUMED):  # nothing is written by then
-                events.emit("fallback", code="RUN004", at="", detail=str(error))
-            elif isinstance(error, BackendFailed) or hasattr(error, "__notes__") or (written and not keeps):
-                raise  # the backend's own, or too late
+            if not may_go_on(error):
+                raise
             known = [(t, *row) for t, row in zip(tensors, before, strict=True)]
             moved = [row for row in known if (row[1] is not None and row[0]._version != row[1]) or not torch.equal(row[0], row[3])]
             if any(version is None or t.grad_fn is not made_by for t, version, made_by, _ in moved):

@@ -802,7 +802,7 @@ def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     steps, draws = goes_backwards(graph), tracing.current().draws > 0
     graph.meta["seen"] = recorder.may_be_caught or (recorder.acts and not steps)  # what the graph has written before it fails is taken back
     graph.meta["anew"] = graph.meta["seen"] or steps or assumes(graph)  # where it fails, the function itself is run
-    graph.meta["draws"] = draws  # a native one then, too: a repetition of the graph would draw again
+    graph.meta["draws"] = draws  # a native one that may draw then, too: a repetition of the graph would draw again
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
     graph.meta["inference"] = in_inference  # the inference mode under which results are made, where it is not the caller's
     if m.gradients.made:

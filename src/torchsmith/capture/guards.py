@@ -701,15 +701,16 @@ def make_entry(
     name: str = "graph",
     source: Any = None,
     resume: Any = None,
-    may_be_caught: bool = False,
+    anew: bool | Callable[[Exception], bool] = False,
 ) -> Any:
-    """The `_frame.Entry` of one compilation. resume: the site at which it ends. may_be_caught: where it raises, the function itself is run."""
+    """The `_frame.Entry` of one compilation. resume: the site at which it ends. anew: where it raises, the function itself is
+    run; a function is asked with the exception whether that is so."""
     f = Flattener(names, free_names, symbols or {})
     rows = tuple(f.guard(g) for g in guards)
     graph_inputs = [f.node(s) for s in inputs]
     extra: list[int] = []
     flat = f.recipe(recipe, extra) if recipe is not None else (1, None)
-    return _frame.Entry(tuple(f.nodes), rows, (*graph_inputs, *extra), len(graph_inputs), call, flat, finish, name, source, globals, resume, may_be_caught)
+    return _frame.Entry(tuple(f.nodes), rows, (*graph_inputs, *extra), len(graph_inputs), call, flat, finish, name, source, globals, resume, anew)
 
 
 # ---------------------------------------------------------------- set-up of the C side

@@ -146,6 +146,20 @@ def may_raise(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return name != "searchsorted" or bound["sorter"] is not None
 
 
+def draws(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Does this call take random numbers? Attention is tagged for its dropout and dropout for training: without them they draw nothing."""
+    if not info(op).is_random:
+        return False
+    bound = bind(op, args, kwargs)
+    rate = bound.get("dropout_p")
+    return not (bound.get("train") is False or bound.get("training") is False or (type(rate) in (int, float) and rate == 0))
+
+
+def may_draw(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """May this call move a generator on? An operator of the user's may, whatever its tags say."""
+    return op.namespace not in KNOWN or draws(op, args, kwargs)
+
+
 def find_functional(op: OpOverload, out: frozenset[str]) -> OpOverload | None:
     """add_.Tensor -> add.Tensor; add.out -> add.Tensor: the overload of the same arguments that writes nothing."""
     if op in FUNCTIONAL_OPS:

@@ -30,7 +30,7 @@ from ..runtime.values_only import registered_fake
 from . import accept, learn, representable
 from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
 from .layout import Size, are_equal, format_strides, is_contiguous, is_dense, is_lazy, is_shape, same
-from .schema import GEOMETRY, OpInfo, bind, info, may_raise
+from .schema import GEOMETRY, OpInfo, bind, info, may_draw, may_raise
 from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import TensorSpec
 
@@ -333,7 +333,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.numbers: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a tensor and the symbol of its one element
         self.making_on: torch.device | None = None
         self.calling_on = _CPU  # where the operands of the function above the dispatcher lie: for what its C++ makes beside them
-        self.draws = 0  # operators met that draw random numbers
+        self.draws = 0  # operators met that may draw random numbers
         self.inside = 0  # operators written with others that are under way: their parts are not what eager runs
         self.harms = 0  # ... that raise on some values, or ask for them
         self.when_offset_read: Callable[[torch.Tensor], None] = lambda t: None  # told where a storage offset is used as a number
@@ -479,7 +479,7 @@ class Tracing(AbstractContextManager["Tracing"]):
             return SIZE_QUERIES[func](args[0])
         if func is not torch.ops.aten.detach.default and _is_watched(args, kwargs):
             raise Unsupported("AUT004", at=self.facts.loc, detail=str(func))
-        self.draws += torch.Tag.nondeterministic_seeded in func.tags
+        self.draws += may_draw(func, args, kwargs)
         row = info(func)
         self.harms += row.is_value_needed or row.is_data_shaped or may_raise(func, args, kwargs)
         args, kwargs = representable.ask(func, *pinned(func, args, kwargs))
