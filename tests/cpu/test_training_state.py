@@ -432,6 +432,26 @@ def test_an_exception_after_the_step():
     assert total.tolist() == [5.0, 5.0]
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_a_step_did_in_python_before_it_raised(backend):
+    """The partner's graph has written the weights by then; what the program noted before it raised is noted once."""
+    w, notes = torch.ones(3), []
+
+    def step(x, i):
+        notes.append("in")
+        v = w.detach().requires_grad_()
+        (grad,) = torch.autograd.grad((x * v).sum(), v)
+        w.sub_(grad)
+        notes.append("stepped")
+        return (x * 2)[i]
+
+    compiled = torchsmith.compile(step, backend=backend)
+    compiled(torch.ones(3), torch.tensor([0, 1]))
+    with pytest.raises(IndexError, match="out of bounds"):
+        compiled(torch.ones(3), torch.tensor([0, 9]))
+    assert notes == ["in", "stepped"] * 2 and w.tolist() == [-1.0] * 3
+
+
 def adds_and_checks(total, x):
     total.add_(x)
     if total.max() > 3:

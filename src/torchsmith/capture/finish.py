@@ -800,7 +800,7 @@ def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     needs_grad = len(spent) < len(watched) or any(i.is_differentiated for i in recorder.real.values())
     m.gradients.check_results([made[id(b.outs[k])].tensor for k in watched if k not in spent])
     steps, draws = goes_backwards(graph), tracing.current().draws > 0
-    graph.meta["seen"] = recorder.may_be_caught or (recorder.acts and not steps)  # what the graph has written before it fails is taken back
+    graph.meta["seen"] = recorder.may_be_caught or recorder.acts  # what the graph has written before it fails is taken back
     graph.meta["anew"] = graph.meta["seen"] or steps or assumes(graph)  # where it fails, the function itself is run
     graph.meta["draws"] = draws  # a native one that may draw then, too: a repetition of the graph would draw again
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
