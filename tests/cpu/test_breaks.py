@@ -1408,3 +1408,32 @@ def test_a_break_keeps_no_objects_of_the_frame():
     del held
     gc.collect()
     assert seen() is None and compiled(torch.ones(3))[1] is None
+
+
+class MakesItsWeight(torch.nn.Module):
+    """A module whose parameters are made by its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.layer = None
+
+    def forward(self, x):
+        x = x.tanh() + 1
+        if self.weight is None:
+            self.weight = torch.nn.Parameter(torch.ones(x.shape[-1]) / 2)
+            self.layer = torch.nn.Linear(x.shape[-1], 2)
+        return self.layer(x * self.weight)
+
+
+def test_parameters_that_a_call_makes_are_made_by_python():
+    """The frame goes on with the very leaf that the module keeps, so gradients reach it; later calls are one graph."""
+    backend, runs = Graphs(), []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        module = MakesItsWeight()
+        call = torchsmith.compile(module, backend=backend) if compiled else module
+        for _ in range(3):
+            call(X).sum().backward()
+        runs.append([(name, p.detach(), p.grad) for name, p in module.named_parameters()])
+    same(runs[1], runs[0])
+    assert len(backend.operators) == 3  # before the weight, behind the layer, and the whole call

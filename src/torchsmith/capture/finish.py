@@ -203,7 +203,9 @@ class _Builder:
         if info.source is not None:
             return self.read(info.source)
         if info.cls is torch.nn.Parameter:
-            raise Unsupported("CAP015", at=self.m.loc(), detail="a Parameter that was made inside")
+            why = Unsupported("CAP015", at=info.place[1], detail="a Parameter that was made inside")
+            why.step = info.place[0]  # behind it the frame goes on with a leaf that others know
+            raise why
         text = f"outs[{self.out(info.node)}]"
         if not overrides.is_subclass(info.cls):
             return text

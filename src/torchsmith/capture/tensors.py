@@ -39,7 +39,7 @@ from .world import MISSING, root_of
 class Info:
     """What the machine knows of one tracing tensor."""
 
-    __slots__ = ("_make", "_tensor", "cls", "data", "grad_fn", "node", "real", "source", "switched", "version")
+    __slots__ = ("_make", "_tensor", "cls", "data", "grad_fn", "node", "place", "real", "source", "switched", "version")
 
     def __init__(self, tensor: torch.Tensor | None, node: torch.fx.Node, source: Source | None, real: torch.Tensor | None, make: Any = None) -> None:
         """make: where there is no tensor yet, makes it."""
@@ -47,6 +47,7 @@ class Info:
         self.cls: type = type(real) if real is not None else torch.Tensor
         self.data: torch.fx.Node | None = None  # the value that `tensor.data = ...` gave it
         self.switched = False  # the program said whether this input requires grad
+        self.place = (-1, "")  # of a Parameter that the program made: the outermost frame's instruction, and the line
         self._tensor: torch.Tensor | None = None
         if tensor is not None:
             self.tensor = tensor

@@ -93,7 +93,7 @@ for _cls, _dtype in CONSTRUCTORS.items():
 
 @row(torch.nn.Parameter)
 def parameter(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A leaf that shares the memory of a tensor. It may not leave the function: there it has to be of its class."""
+    """A leaf that shares the memory of a tensor. Where it leaves the function it has to be of its class: Python makes it then."""
     given: dict[str, Any] = dict(zip(("data", "requires_grad"), args, strict=False)) | kwargs
     data: Any = given.get("data")
     is_tensor = issubclass(type(data), torch.Tensor) and not overrides.is_subclass(m.recorder.info(data).cls)
@@ -102,7 +102,8 @@ def parameter(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     made = m.record("method", "detach", (data,), {})
     if m.truth(given.get("requires_grad", True)):
         made = m.call(m.attr(made, "requires_grad_"), [True], {})
-    m.recorder.info(made).cls = torch.nn.Parameter
+    info = m.recorder.info(made)
+    info.cls, info.place = torch.nn.Parameter, (m.frames[0].steps - 1, m.loc())
     return made
 
 
