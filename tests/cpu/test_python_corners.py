@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import collections
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
@@ -794,3 +795,139 @@ def test_an_argument_goes_when_the_caller_drops_it() -> None:
         assert found() is None
     finally:
         gc.enable()
+
+
+class Shown:
+    """Its text is that of what it holds."""
+
+    held: Any = None
+
+    def __repr__(self) -> str:
+        return repr(self.held)
+
+
+def _in_itself(kind: Callable[[list[Any]], Any]) -> str:
+    inner = Shown()
+    made = kind([inner])
+    inner.held = made
+    return repr(made)
+
+
+def _made_again(x: set[int], y: list[int], z: dict[int, int]) -> Any:
+    x.__init__({7})  # type: ignore[misc]
+    y.__init__("ab")  # type: ignore[misc]
+    z.__init__([(3, 4)])  # type: ignore[misc]
+    return sorted(x), list(y), dict(z)
+
+
+def _without(values: set[int], *more: int) -> set[int]:
+    for n in more:
+        values.discard(n)
+    return values
+
+
+def _orders(x: set[int]) -> Any:
+    made = _without({3, 65, 129, 8, 193, 1, 72}, 65, 1)
+    return list(set(x)), list(set(made)), list(frozenset(made)), list(made | {9})
+
+
+def _renamed(fn: Any) -> Any:
+    fn.__name__, fn.__qualname__ = "other", "Other.other"
+    made = fn()
+    return made.__name__, made.__qualname__
+
+
+def _ends(values: set[int], lines: Any) -> str:
+    try:
+        values.symmetric_difference_update(lines)
+    except ZeroDivisionError:
+        return "ended"
+    return "went on"
+
+
+def _failing() -> Any:
+    yield 1 // 0
+
+
+def _counted() -> Any:
+    def run() -> Any:
+        yield 1
+
+    return run
+
+
+class Recent(collections.OrderedDict[str, int]):
+    pass
+
+
+def _moved(kind: Callable[..., Any]) -> Any:
+    made = kind(a=1, b=2, c=3)
+    made.move_to_end("a")
+    return made
+
+
+def _in_order(x: Any, y: Any) -> Any:
+    made = _moved(Recent)
+    return list(x), list(y.items()), copy.deepcopy(x), copy.deepcopy(made), made, {**x}
+
+
+def _too_many() -> Any:
+    try:
+        return collections.OrderedDict([("a", 1)], None)  # type: ignore[call-overload]
+    except TypeError:
+        return "refused"
+
+
+def _seen_to_change(kind: Callable[[Any], Any]) -> str:
+    table = {1: 1}
+    it = iter(kind(table))
+    next(it)
+    torchsmith.compiler.graph_break()
+    table[2] = 2
+    try:
+        return f"went on to {next(it, None)}"
+    except RuntimeError as e:
+        return str(e)
+
+
+def _proxy() -> Any:
+    table: dict[int, int] = {}
+    proxy = types.MappingProxyType(table)
+    torchsmith.compiler.graph_break()
+    table[1] = 2
+    return proxy
+
+
+def _of_itself() -> list[Any]:
+    made: list[Any] = [1]
+    made.append(made)
+    return made
+
+
+CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+    "a set in itself": (lambda: _in_itself(set), tuple),
+    "a deque in itself": (lambda: _in_itself(collections.deque), tuple),
+    "filled anew": (_made_again, lambda: ({1, 2}, [1], {1: 2})),
+    "sets in order": (_orders, lambda: (_without({3, 65, 129, 8, 193, 1, 72}, 65, 1),)),
+    "the same object": (lambda x, y: (frozenset(x) is x, tuple(y) is y, list(y) is y), lambda: (frozenset({1}), (1, 2))),
+    "a renamed generator": (_renamed, lambda: (_counted(),)),
+    "ordered": (_in_order, lambda: (_moved(collections.OrderedDict), _moved(Recent))),
+    "another of its class": (lambda x: type(x | {"z": 1}).__name__, lambda: (_moved(Recent),)),
+    "too many arguments": (_too_many, tuple),
+    "keys that change": (lambda: _seen_to_change(dict.keys), tuple),
+    "items that change": (lambda: _seen_to_change(dict.items), tuple),
+    "a list of itself": (lambda x: (len(x), x[1] is x), lambda: (_of_itself(),)),
+    "a proxy": (_proxy, tuple),
+    "a generator that fails": (_ends, lambda: ({1}, _failing())),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.filterwarnings("ignore:torchsmith")
+def test_containers_as_python_has_them(name: str) -> None:
+    fn, make = CONTAINERS[name]
+    compiled = torchsmith.compile(fn, backend="eager")
+    expected, given = make(), make()
+    assert repr(compiled(*given)) == repr(fn(*expected))
+    if name == "filled anew":
+        assert given == expected

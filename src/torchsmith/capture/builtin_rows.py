@@ -370,7 +370,10 @@ def _collect(cls: type) -> Any:
     def build(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         if not args:
             return cls()
-        return m.native(cls, [m.listed(args[0]) if cls in (set, frozenset) else pr.iterate(m, args[0])], kwargs, plain=True)
+        given = args[0]
+        if cls in (tuple, frozenset) and type(given) is cls:
+            return given
+        return m.native(cls, [pr.filling(m, given) if cls in (set, frozenset) else pr.iterate(m, given)], kwargs, plain=True)
 
     return build
 
@@ -396,10 +399,10 @@ def _mapping(cls: type) -> Any:
         if args:
             source = args[0]
             if issubclass(type(source), dict) or pr.special(m, type(source), "keys") or hasattr(type(source), "keys"):
-                args = [m.mapped(source)]
+                args[0] = m.mapped(source)
             else:
                 pairs = m.listed(source)
-                args = [pairs if any(type(p) in SCALARS for p in pairs) else [tuple(m.unpack(pair, 2)) for pair in pairs]]
+                args[0] = pairs if any(type(p) in SCALARS for p in pairs) else [tuple(m.unpack(pair, 2)) for pair in pairs]
         return m.native(cls, lead + args, kwargs, plain=True)
 
     return build

@@ -634,7 +634,7 @@ def _new(m: Machine, cls: Any, owner: type, args: Args, kwargs: Kwargs) -> Any:
 
 
 _ITERABLE_FIRST = frozenset({"extend", "update", "union", "intersection", "difference", "issubset", "issuperset", "isdisjoint", "join",
-                             "symmetric_difference", "extendleft", "difference_update", "intersection_update", "__ior__", "__iadd__"})  # fmt: skip
+                             "symmetric_difference", "symmetric_difference_update", "extendleft", "difference_update", "intersection_update", "__ior__", "__iadd__"})  # fmt: skip
 _STORING = frozenset({"append", "insert", "add", "__setitem__", "setdefault", "appendleft"})
 
 
@@ -665,6 +665,8 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
             return _single_read(m, self, name, args)
         if name in policy.MUTATING and m.is_namespace(track):
             raise Unsupported("CAP012", at=m.loc(), detail=f"{name}() of a module's globals")
+        if name in ("copy", "__copy__", "__or__", "__ror__", "__add__", "__mul__", "__rmul__"):
+            pr.no_copy_of_class(m, self)
         body = m.world.change(track) if name in policy.MUTATING else m.world.image(track)
         fn = getattr(body, name)
         if name == "copy" and type(body) in CONTAINERS:
@@ -817,14 +819,18 @@ def _row_init(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kw
         if owner is not object.__init__ or find(m, t, "__new__") is object.__new__:
             name = "object" if owner is not object.__init__ else t.__name__
             raise Raised(TypeError(f"{name}.__init__() takes exactly one argument (the instance to initialize)"))
-    if owner is object.__init__ or not issubclass(type(self), (dict, list, set, BaseException, super)):
+    if owner is object.__init__ or not issubclass(type(self), (dict, list, set, deque, BaseException, super)):
         return None
     if issubclass(type(self), dict) and args:
         args = [args[0] if issubclass(type(args[0]), dict) and m.world.of(args[0]) is None else m.mapped(args[0]) if hasattr(args[0], "keys")
                 else m.listed(args[0])]  # fmt: skip
-    elif issubclass(type(self), (list, set)) and args:
-        args = [m.listed(args[0])]
+    elif issubclass(type(self), (list, set, deque)) and args:
+        args = [pr.filling(m, args[0]), *args[1:]] if issubclass(type(self), set) else [m.listed(args[0]), *args[1:]]
     base: Any = next(b for b in (*_C_BASES, BaseException) if issubclass(t, b))
+    if track is not None and container_base(t):
+        if issubclass(t, deque):
+            raise Unsupported("CAP012", at=m.loc(), detail="__init__ of a deque from outside")  # it may have another length from now on
+        self = m.world.change(track)
     return m.native(base.__init__, [self, *args], kwargs)
 
 

@@ -117,13 +117,13 @@ def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return (torch.is_grad_enabled(), *map(_kind, args), *((k, _kind(v)) for k, v in kwargs.items()))
 
 
-def _kind(v: Any) -> Any:
+def _kind(v: Any, depth: int = 4) -> Any:
     if isinstance(v, torch.Tensor):
         return type(v), v.dtype, v.dim(), v.requires_grad, v.device.type
     if v is None or isinstance(v, (bool, str)):
         return v
-    if isinstance(v, (list, tuple)):
-        return type(v), *map(_kind, itertools.islice(items(v), 8))
+    if isinstance(v, (list, tuple)) and depth:  # a list may hold itself
+        return type(v), *(_kind(x, depth - 1) for x in itertools.islice(items(v), 8))
     return (type(v), id(v)) if isinstance(v, (torch.nn.Module, types.FunctionType)) else type(v)
 
 

@@ -60,7 +60,7 @@ from .source import (
 )
 from .tensor_attrs import TensorMethod
 from .tensors import extent
-from .world import CONTAINERS, DELETED, NULL, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, is_binding
+from .world import CONTAINERS, DELETED, NULL, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, entries, is_binding
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -218,6 +218,8 @@ class _Builder:
         return self._name(v, f"{self.const(make)}(outs[{self.out(self.m.recorder.node_of(v.tensor))}])")
 
     def _name(self, v: Any, text: str) -> str:
+        if id(v) in self.names:  # what it holds led back to it
+            return self.names[id(v)]
         name = self.names[id(v)] = f"v{len(self.names)}"
         self.keep.append(v)
         self.lines.append(f"{name} = {text}")
@@ -253,7 +255,7 @@ class _Builder:
             self.namespace.setdefault("OrderedDict", OrderedDict)
             if issubclass(type(v), OrderedDict):
                 self.lines.append(f"OrderedDict.__init__({name})")
-            for k, x in dict.items(v):
+            for k, x in entries(v):
                 self.lines.append(f"{put}.__setitem__({name}, {self.value(k)}, {self.value(x)})")
         elif issubclass(type(v), list):
             self.lines.append(f"list.extend({name}, [{', '.join(self.value(x) for x in list.__iter__(v))}])")
@@ -365,11 +367,18 @@ def _build_defaultdict(b: _Builder, v: Any) -> str:
 def _build_set(b: _Builder, v: Any) -> str:
     if type(v) is set and all(type(x) in SCALARS for x in v):  # in the order that it has
         return b._name(v, f"{b.const(_frame.clone_set)}({b.const(_frame.clone_set(v))})")
-    return b._name(v, f"{b.const(type(v))}([{', '.join(b.value(x) for x in v)}])")
+    if type(v) is frozenset:
+        return b._name(v, f"frozenset([{', '.join(b.value(x) for x in v)}])")
+    name = b._name(v, "set()")  # what it holds may lead back to it
+    b.lines.append(f"{name}.update([{', '.join(b.value(x) for x in v)}])")
+    return name
 
 
 def _build_deque(b: _Builder, v: Any) -> str:
-    return b._name(v, f"{b.const(deque)}([{', '.join(b.value(x) for x in v)}], {v.maxlen!r})")
+    name = b._name(v, f"{b.const(deque)}((), {v.maxlen!r})")
+    if v:
+        b.lines.append(f"{name}.extend([{', '.join(b.value(x) for x in v)}])")
+    return name
 
 
 def _build_class(b: _Builder, cls: type) -> str:
@@ -476,6 +485,16 @@ def _build_cell(b: _Builder, cell: Any) -> str:
 
 def _build_iterator(b: _Builder, v: Any) -> str:
     """An iterator of Python's own, where it stands."""
+    place = iterators.place_of(v) if type(v) in iterators.TABLES else None
+    if place == iterators.CHANGED:
+        raise Unsupported("CAP015", at=b.m.loc(), detail="an iterator of what has another size since")
+    if place is not None:
+        table = iterators.held((v,))
+        track = b.m.world.tracks.get(id(table))
+        if track is None or not track.dirty:  # it is to notice changes of what it walks through
+            name = b._name(v, f"iter({b.value(b.m.world.canonical(table))}{iterators.way(v)})")
+            b.lines.append(f"{b.const(iterators.move_to)}({name}, {place})")
+            return name
     make, args, *state = v.__reduce__()
     name = b._name(v, f"{b.const(make)}({', '.join(b.value(a) for a in args)})")
     if state and state[0] is not None:
@@ -503,7 +522,7 @@ _BUILD: dict[type, Any] = {
     set: _build_set, frozenset: _build_set, deque: _build_deque, torch.Size: _build_size, slice: _build_slice,
     ArrayValue: lambda b, v: b.array(v), ArrayMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}",
     TensorMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}", types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
-    range: lambda b, v: b.const(v), types.MappingProxyType: lambda b, v: b._name(v, f"{b.const(types.MappingProxyType)}({b.value(v.copy())})"),
+    range: lambda b, v: b.const(v), types.MappingProxyType: lambda b, v: b._name(v, f"{b.const(types.MappingProxyType)}({b.value(b.m.world.canonical(referent(v)))})"),
     weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.const(set) + '()' if v() is None else b.value(v())})"),
     Identity: lambda b, v: f"id({b.value(v.of)})",
     overrides.Disabled: lambda b, v: b._name(v, f"{b.const(v.stands_for)}()"),

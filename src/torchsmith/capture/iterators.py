@@ -25,10 +25,11 @@ from .world import _IMAGE, Track, container_base
 
 _SEQUENCES = frozenset({type(iter([])), type(iter(())), type(iter("")), type(iter("\u0101")), type(iter(b"")), type(reversed([])), reversed})
 _RANGES = frozenset({type(iter(range(0)))})
-_TABLES: frozenset[type] = frozenset({type(iter({})), type(iter({}.values())), type(iter({}.items())), type(iter(set()))})
+TABLES: frozenset[type] = frozenset({type(iter({})), type(iter({}.values())), type(iter({}.items())), type(iter(set()))})
 _NESTS = frozenset({enumerate, zip, map, filter})  # they walk through other iterators
 _NUMBERS = frozenset({itertools.count, itertools.repeat}) if sys.version_info < (3, 14) else frozenset()
-TYPES: frozenset[Any] = _SEQUENCES | _RANGES | _TABLES | _NESTS | _NUMBERS
+TYPES: frozenset[Any] = _SEQUENCES | _RANGES | TABLES | _NESTS | _NUMBERS
+CHANGED = -1  # the place of an iterator whose dictionary or set has another size than when it was made
 LONGEST = 64  # of an iterator that a split frame goes on with: a longer loop is left to Python, turn by turn
 
 
@@ -38,7 +39,7 @@ def _part(k: int) -> Callable[[tuple[Any, ...]], Any]:
     return lambda base: base[0].__reduce__()[1][k]
 
 
-def _held(base: tuple[Any, ...]) -> Any:
+def held(base: tuple[Any, ...]) -> Any:
     """The dictionary or set that an iterator walks through; None where it is at its end."""
     return next((x for x in gc.get_referents(base[0]) if isinstance(x, (dict, set, frozenset))), None)
 
@@ -51,8 +52,16 @@ def _place(base: tuple[Any, ...]) -> Any:
         left = operator.length_hint(it)
         numbers = it.__reduce__()[1][0]
         return numbers[len(numbers) - left :] if left else None
-    if t in _TABLES:
-        return None if _held(base) is None else operator.length_hint(it)
+    if t in TABLES:
+        table, left = held(base), operator.length_hint(it)
+        if table is None:
+            return None
+        try:
+            if left == 0 < len(table):  # at the end, or its table has another size
+                it.__reduce__()
+        except RuntimeError:
+            return CHANGED
+        return left
     _, args, *state = it.__reduce__()
     if t in _SEQUENCES:
         return state[0] if state else None
@@ -90,8 +99,8 @@ def walked(m: Machine, track: Track) -> Any:
             raise _refused(m, it)
         image = make(part(0))
         image.__setstate__(place)
-    elif t in _TABLES:
-        image = _walk_table(m, it, place, PartOf(source, "over", _held))
+    elif t in TABLES:
+        image = _walk_table(m, it, place, PartOf(source, "over", held))
     elif t is enumerate:
         image = enumerate(_inner(m, part(0)), *place)
         if _calls(image):  # the true one could not be moved without
@@ -129,14 +138,20 @@ def _inner(m: Machine, it: Any) -> Any:
 
 
 def _walk_table(m: Machine, it: Any, left: int, source: Source) -> Any:
-    table = _held((it,))
-    if left == 0 and len(table):  # it may have changed since
+    table = held((it,))
+    if left == CHANGED:
         raise _refused(m, it)
     body = _read(m, table, source)
-    how = type(it).__name__
-    image = iter(body.values() if "value" in how else body.items() if "item" in how else body)
+    how = way(it)
+    image = iter(getattr(body, how[1:-2])() if how else body)
     move_to(image, left)
     return image
+
+
+def way(it: Any) -> str:
+    """How such an iterator is made of a dictionary, as text behind its name."""
+    how = type(it).__name__
+    return ".values()" if "value" in how else ".items()" if "item" in how else ""
 
 
 def is_over_modules(it: Any) -> bool:
@@ -144,9 +159,9 @@ def is_over_modules(it: Any) -> bool:
     t = type(it)
     if t in _NESTS:
         return any(map(is_over_modules, _below(it)))
-    if t in _TABLES:
-        over: Any = _held((it,))
-        some = list(over.values())[:1] if isinstance(over, dict) else ()
+    if t in TABLES:
+        over: Any = held((it,))
+        some = list(over.values())[:1] if isinstance(over, dict) and way(it) == ".values()" else ()
     else:
         some = it.__reduce__()[1][0][:1] if t in _SEQUENCES and place_of(it) is not None else ()
     return any(isinstance(x, torch.nn.Module) for x in some)
@@ -199,7 +214,7 @@ def moves(m: Machine) -> list[tuple[Callable[..., None], Track, Any]]:
         elif t not in _NESTS:
             now = place_of(image) if type(image) is t else None
             if type(now) is not type(was) or now != was:
-                over = m.world.tracks.get(id(_held((it,)))) if t in _TABLES else None
+                over = m.world.tracks.get(id(held((it,)))) if t in TABLES else None
                 if over is not None and over.dirty:
                     raise Unsupported("CAP015", at=m.loc(), detail=f"an iterator of a {type(over.obj).__name__} that was changed")
                 placed.append((move_to, track, now))

@@ -34,7 +34,7 @@ from .native import no_python
 from .protocol import Machine
 from .resume import Later
 from .source import Attr, Computed, FixedObject, Item
-from .world import MISSING, PINNED_TYPES, SCALARS, container_base, is_constant, own_dict
+from .world import MISSING, PINNED_TYPES, SCALARS, container_base, entries, is_constant, own_dict
 
 Tensor = torch.Tensor
 
@@ -89,7 +89,7 @@ def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
         if issubclass(base, dict):
             if base is defaultdict:
                 new.default_factory = body.default_factory
-            for k, v in dict.items(body):
+            for k, v in entries(body):
                 base.__setitem__(new, k, part(v))
         elif base is set:
             set.update(new, body)

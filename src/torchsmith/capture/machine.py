@@ -50,7 +50,7 @@ from .tensors import Recorder
 from .world import MISSING, NULL, PINNED_TYPES, Identity, Track, World, container_base, is_by_identity, is_key, put
 
 GENERATOR = 0x20
-ASYNC = 0x80 | 0x200
+ASYNC = 0x80 | 0x100 | 0x200  # types.coroutine marks generators
 _MAX_STEPS = 200_000  # backward jumps: a loop longer than this is not worth unrolling
 _READ = frozenset({"item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"})
 _NUMBER = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})  # of a program that stands alone, symbols
@@ -299,7 +299,9 @@ class Machine:
         frame = Frame(self, fn, fast)
         if code.co_flags & GENERATOR:
             made: Any = drive(self, frame)
-            made.__name__, made.__qualname__ = fn.__name__, fn.__qualname__
+            track = self.world.tracks.get(id(fn))
+            written = (track.attrs if track is not None else None) or {}
+            made.__name__, made.__qualname__ = written.get("__name__", fn.__name__), written.get("__qualname__", fn.__qualname__)
             self.generators.append(weakref.ref(made))
             return made
         result = frame.run()[1]

@@ -23,7 +23,7 @@ from . import arrays, floats, policy, protocol, tensor_attrs, torch_rows
 from . import attributes as at
 from .attributes import Raised
 from .source import FixedObject
-from .world import CONTAINERS, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, container_base, has_image
+from .world import CONTAINERS, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, container_base, entries, has_image
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -302,7 +302,7 @@ def _whole(m: Machine, a: Any, writes: bool = False) -> Any:
     base = tuple if issubclass(t, tuple) else t if t in _VIEWS else container_base(t)
     if base is None:
         return a
-    inside = list(dict.values(a)) if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore[attr-defined]
+    inside = [v for _, v in entries(a)] if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore[attr-defined]
     items = [x if type(x) in SCALARS else _whole_item(m, x) for x in inside]
     if all(x is y for x, y in zip(inside, items, strict=True)):
         return a

@@ -108,6 +108,11 @@ def snapshot(m: Machine, value: Any) -> Any:
     return list(items) if container_base(type(value)) in (list, deque) else items
 
 
+def filling(m: Machine, value: Any) -> Any:
+    """What a new set is filled with: of a set or dictionary the order is taken over, and no hash is asked for again."""
+    return _operand(m, value) if type(value) in (set, frozenset, dict) else m.listed(value)
+
+
 # ---------------------------------------------------------------- operators
 
 BINARY: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
@@ -225,7 +230,17 @@ def _dyadic(m: Machine, sign: str, fn: Callable[[Any, Any], Any], name: str, ref
             if out is not NotImplemented:
                 return out
         return not is_same(m, a, b)
+    if sign in "|+*":
+        no_copy_of_class(m, a)
+        no_copy_of_class(m, b)
     return m.native(fn, [a, b], {})
+
+
+def no_copy_of_class(m: Machine, value: Any) -> None:
+    """The image of a container from outside is of the builtin class: what makes another one of the program's own class is left to Python."""
+    t = type(value)
+    if t.__flags__ & 0x200 and issubclass(t, (OrderedDict, defaultdict, deque)) and id(value) in m.world.tracks:
+        raise Unsupported("CAP011", at=m.loc(), detail=f"another {t.__name__} made of one from outside")
 
 
 def _not_equal(m: Machine, a: Any, b: Any) -> Any:

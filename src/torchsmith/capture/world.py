@@ -95,6 +95,11 @@ def container_base(t: type) -> type | None:
     return _BASES[t]
 
 
+def entries(table: Any) -> Any:
+    """A dictionary's items, as the builtin that it extends has them: move_to_end may have given them another order."""
+    return OrderedDict.items(table) if issubclass(type(table), OrderedDict) else dict.items(table)
+
+
 def has_image(t: type) -> bool:
     """Can objects of this class from outside be read whole?"""
     return container_base(t) is not None or t in _IMAGE
@@ -591,13 +596,13 @@ def is_key(key: Any) -> bool:
 
 
 def _dict_items(world: World, track: Track) -> list[tuple[Any, Any]]:
-    keys = tuple(dict.keys(track.obj)) if issubclass(type(track.obj), dict) else tuple(track.obj)
+    rows = entries(track.obj) if issubclass(type(track.obj), dict) else track.obj.items()
+    keys = tuple(k for k, _ in rows)
     for key in keys:
         if not is_key(key):
             raise Unsupported("CAP011", at=world.loc(), detail=f"dictionary key of type {type(key).__name__} in {track.source}")
     named = tuple(TensorKey(k) if issubclass(type(k), torch.Tensor) else k for k in keys)
     world.guard(track.source, "dict_keys", named)
-    rows = dict.items(track.obj) if issubclass(type(track.obj), dict) else track.obj.items()
     return [(world.key(k), world.wrap(v, item_of(track.source, name))) for name, (k, v) in zip(named, rows, strict=True)]
 
 
