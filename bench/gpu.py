@@ -574,6 +574,51 @@ def stepper(name: str, kind: str) -> Callable[[], Tensor]:
     return compiled(step) if kind == "ours" else peer_of(step, None) if kind == "peer step" else step
 
 
+def first_call(who: str, kind: str, name: str) -> dict[str, float]:
+    """Seconds of the first compiled call and of four, after eager has run; our stages. With empty caches, a cold compile."""
+    from models import inputs_of, make_model
+
+    spent: Counter[str] = Counter()
+    events.listen(lambda e: spent.update({e.fields["name"]: e.fields["wall"]}) if e.kind == "time" else None)
+    if kind == "training":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        stepper(name, "eager")()
+        f: Callable[[], Any] = stepper(name, "ours" if who == "ours" else "peer model")
+    else:
+        model, inputs = make_model(name).to(DEVICE, torch.float16).eval(), move(inputs_of(name, 16))
+        call(model, inputs)
+        f = functools.partial(call, compiled(model) if who == "ours" else peer_of(model), inputs)
+    torch.cuda.synchronize()
+    start, ends = time.perf_counter(), list[float]()
+    for _ in range(4):
+        f()
+        torch.cuda.synchronize()
+        ends.append(time.perf_counter() - start)
+    return {"first": ends[0], "steady": ends[-1], **{k: v for k, v in spent.items() if v > 0.1}}
+
+
+@section
+def cold() -> None:
+    """Cold compiles of the ten models, each in a process of its own with empty caches: ours and with --peer torch.compile's."""
+    for name in wanted():
+        for kind in ("inference", "training"):
+            with case("cold", f"{name} {kind}"), tempfile.TemporaryDirectory() as folder:
+                took = {}
+                for who in ("ours", *(("peer",) if ARGS.peer else ())):
+                    caches = dict.fromkeys(("TORCHSMITH_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), f"{folder}/{who}")
+                    command = [sys.executable, __file__, "--only", name, "--first", f"{who} {kind}"]
+                    done = subprocess.run(command, env={**os.environ, **caches}, capture_output=True, text=True, timeout=150, check=False)
+                    if done.returncode:
+                        raise RuntimeError(f"{who}: {done.stderr[-300:]}")
+                    took[who] = json.loads(done.stdout.splitlines()[-1])
+                ours, stages = took["ours"], " ".join(f"{k} {v:.1f}" for k, v in took["ours"].items() if k not in ("first", "steady"))
+                more = {}
+                if ARGS.peer:
+                    more = {f"peer_{k}_s": took["peer"][k] for k in ("first", "steady")}
+                    more |= {f"{k}_ratio": took["peer"][k] / ours[k] for k in ("first", "steady")}
+                say("cold", f"{name} {kind}", first_s=ours["first"], steady_s=ours["steady"], **more, stages=stages)
+
+
 @contextmanager
 def plans() -> Iterator[list[Any]]:
     """The host programs that are made inside; nothing comes from the cache of graphs."""
@@ -1068,7 +1113,11 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="of the models: this one; may be repeated")
     parser.add_argument("--beside", action="append", default=[], choices=("our model", "peer step"), help="training: this too")
     parser.add_argument("--peer", action="store_true", help="torch.compile(mode='reduce-overhead') beside ours")
+    parser.add_argument("--first", default="", help=argparse.SUPPRESS)  # of section cold: whose first call of what in this process
     args = parser.parse_args(namespace=ARGS)
+    if args.first:
+        print(json.dumps(first_call(*args.first.split(), args.only[0])))
+        return
     names = args.sections or [n for n in SECTIONS if n != "two"]
     unknown = [n for n in names if n not in SECTIONS]
     if unknown:
