@@ -191,6 +191,32 @@ def test_reshapes_that_are_views_of_these_sizes() -> None:
         torch.testing.assert_close(b, a)
 
 
+def test_sizes_given_for_tensors_vary() -> None:
+    """torch makes a tensor of a number given for one; what it and its quotients were made of is read back as a size. Integers that 64 bits
+    may not hold are pinned: they wrap."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        n = x.shape[0]
+        half, again = torch.div(n, 2, rounding_mode="floor"), torch.tensor(n) // 2
+        written = torch.tensor(n)
+        written.view(1).add_(1)
+        mixed = torch.add(n, 1.5), torch.sub(7, n, alpha=2), torch.div(n, 3), torch.div(n, 2, rounding_mode="trunc")
+        return x[: int(half)] * 2, x[again:] + 1, x * written.item(), half, *mixed
+
+    def wraps(x: Tensor) -> Tensor:
+        return x * torch.mul(x.shape[0] * 2**40, 2**23).item()
+
+    compiled, wrapping = torchsmith.compile(fn, dynamic=True), torchsmith.compile(wraps, dynamic=True)
+    with recording() as got:
+        for n in (5, 4, 9, 1):
+            x = torch.arange(n * 3.0).view(n, 3)
+            for result, want in zip(compiled(x), fn(x), strict=True):
+                torch.testing.assert_close(result, want)
+    assert len(explanation(got).graphs) == 1
+    for n in (2, 1):
+        torch.testing.assert_close(wrapping(torch.ones(n)), wraps(torch.ones(n)))
+
+
 def test_sums_of_sizes_that_raise_for_these_may_not_for_1() -> None:
     """(1, n) and (1, n + 1) do not go together, unless n is 1: the condition asked of n alone is assumed with the exception."""
 

@@ -100,13 +100,18 @@ def is_told(s: Size) -> bool:
     return type(s) is torch.SymInt and s.node.hint is None
 
 
+def is_certain(fact: Any) -> bool:
+    """Does what sizes are compared for hold whatever they are? Nothing is assumed of them."""
+    return fact.node.statically_known_true() if isinstance(fact, torch.SymBool) else bool(fact)
+
+
 def is_one(s: Size) -> bool:
     """Is the size 1? For a symbol: only if that follows from its range; else it is assumed not to be."""
     if type(s) is int:
         return s == 1
     one = s == 1
     if isinstance(one, torch.SymBool) and is_told(s):  # else it is not: where that matters, running checks it
-        return one.node.statically_known_true()  # type: ignore[no-any-return]
+        return is_certain(one)
     return bool(one)
 
 

@@ -29,7 +29,7 @@ from ..ir.rows import rows
 from ..runtime.values_only import registered_fake
 from . import accept, learn, representable
 from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
-from .layout import Size, are_equal, format_strides, is_contiguous, is_dense, is_lazy, is_shape, same
+from .layout import Size, are_equal, format_strides, is_certain, is_contiguous, is_dense, is_lazy, is_shape, same
 from .schema import GEOMETRY, OpInfo, bind, info, may_draw, may_raise
 from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import TensorSpec
@@ -404,11 +404,21 @@ class Tracing(AbstractContextManager["Tracing"]):
         found = getattr(t, "_ts_constant", None)
         return None if found is None or storage(t) in self.written or device_of(t).type == "meta" else found
 
+    def known_number(self, t: torch.Tensor) -> Any:
+        """The integer that a tensor without dimensions was made of, a SymInt where it varies; None where that is not known."""
+        number = getattr(t, "_ts_number", None)
+        if number is None or storage(t) in self.written:
+            data = self.known_data(t)
+            return None if data is None or data.dim() or data.dtype is not torch.int64 else data.item()
+        return number
+
     def known_value(self, t: torch.Tensor, method: str) -> Any:
-        """What `method` ("item", "tolist", "__bool__" ...) gives of a constant; NotImplemented where the data is not known."""
+        """What `method` ("item", "tolist", "__bool__" ...) gives of a constant, or of a tensor made of a size; NotImplemented where the
+        data is not known."""
         data = self.known_data(t)
         if data is None:
-            return NotImplemented
+            number = self.known_number(t)
+            return NotImplemented if number is None else _READ_SO[method](number) if method in _READ_SO else number
         with torch._C.DisableTorchFunction(), no_dispatch():
             return getattr(data, method)()
 
@@ -494,10 +504,23 @@ class Tracing(AbstractContextManager["Tracing"]):
         known = self.fold(func, args, kwargs)
         if known is not None and not tensors_in((args, kwargs)):
             return self.constant(known)
+        if any(type(a) in SymTypes for a in args) and not tensors_in((args, kwargs)) and takes_tensors(func):
+            with self._operators:
+                args = tuple(as_tensor(a) if type(a) in SymTypes or not i else a for i, a in enumerate(args))
         result = self.operator(func, args, kwargs)
         if known is not None:
             result._ts_constant = known
+        elif func in NUMBERS:
+            self.note_number(func, args, kwargs, result)
         return result
+
+    def note_number(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> None:
+        """Remember the integer of a tensor that is made of integers which are known, and some of which vary."""
+        numbers = [self.known_number(a) if isinstance(a, torch.Tensor) else a for a in args if type(a) not in (list, tuple)]
+        if result.dtype is torch.int64 and not result.dim() and all(type(n) in (int, torch.SymInt) for n in numbers):
+            number = NUMBERS[func](*numbers, **kwargs)
+            if number is not None and is_certain(number >= -(2**63)) and is_certain(number < 2**63):
+                result._ts_number = number  # type: ignore[attr-defined]
 
     def operator(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Shapes of one operator's results."""
@@ -605,8 +628,6 @@ def pinned(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     row = info(func)
     if row.is_composite and func not in RULES:
         return args, kwargs  # its parts come here
-    if not tensors_in((args, kwargs)) and takes_tensors(func):  # 2 + 3 as tensors: what comes out is a constant, as in eager
-        return tuple(map(plain_number, args)), {name: plain_number(a) for name, a in kwargs.items()}
     plain = tuple(a if name in row.symbolic else plain_number(a) for name, a in zip(row.params, args, strict=False))
     return plain, {name: a if name in row.symbolic else plain_number(a) for name, a in kwargs.items()}
 
@@ -628,6 +649,32 @@ def storage(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
+def as_tensor(number: Any) -> Any:
+    """A number given for a tensor, as torch makes one of it: of the widest integers, or of the default dtype."""
+    floats = torch.get_default_dtype()
+    dtype = {bool: torch.bool, int: torch.int64, torch.SymInt: torch.int64, complex: floats.to_complex()}.get(type(number), floats)
+    return torch.ops.aten.scalar_tensor.default(number, dtype=dtype)
+
+
+def _quotient(a: Any, b: Any, rounding_mode: str = "floor") -> Any:
+    """None where the divisor may be 0, or which way it is rounded depends on a sign that varies."""
+    fits = type(b) is int and (b != 0 if rounding_mode == "floor" else b > 0 and is_certain(a >= 0))
+    return a // b if fits else None
+
+
+# Operators -> what they are of exact integers.
+NUMBERS: dict[OpOverload, Callable[..., Any]] = {
+    torch.ops.aten.scalar_tensor.default: lambda s, **options: s,
+    torch.ops.aten.full.default: lambda s, **options: s,  # of no sizes
+    torch.ops.aten.add.Tensor: lambda a, b, alpha=1: a + alpha * b,
+    torch.ops.aten.sub.Tensor: lambda a, b, alpha=1: a - alpha * b,
+    torch.ops.aten.mul.Tensor: lambda a, b: a * b,
+    torch.ops.aten.floor_divide.default: _quotient,
+    torch.ops.aten.div.Tensor_mode: _quotient,
+}  # fmt: skip
+_READ_SO: dict[str, Callable[[Any], Any]] = {
+    "__bool__": bool, "is_nonzero": bool, "__float__": torch.sym_float, "__complex__": complex,
+}  # fmt: skip
 _ALSO_POINTWISE = (torch.ops.aten._to_copy.default, torch.ops.aten.floor_divide.default, torch.ops.aten.floor_divide.Scalar)
 _FOLDED = frozenset({torch.Tensor, int, float, bool, str, type(None), torch.dtype})
 
