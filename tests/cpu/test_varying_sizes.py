@@ -217,6 +217,23 @@ def test_sizes_given_for_tensors_vary() -> None:
         torch.testing.assert_close(wrapping(torch.ones(n)), wraps(torch.ones(n)))
 
 
+def test_geometry_changed_in_place_where_a_size_may_be_1() -> None:
+    """A view of one row that is transposed and written: that its sizes then are the same for 1 is not asked."""
+
+    def fn(x: Tensor) -> Tensor:
+        y = x.narrow(0, 0, 1).t_()
+        y.add_(1)
+        return y * 2
+
+    compiled = torchsmith.compile(fn, dynamic=True)
+    with recording() as got:
+        for shape in ((4, 1), (5, 4), (1, 1)):
+            a, b = torch.ones(shape), torch.ones(shape)
+            torch.testing.assert_close(compiled(b), fn(a))
+            torch.testing.assert_close(b, a)
+    assert len(explanation(got).graphs) == 1
+
+
 def test_sums_of_sizes_that_raise_for_these_may_not_for_1() -> None:
     """(1, n) and (1, n + 1) do not go together, unless n is 1: the condition asked of n alone is assumed with the exception."""
 

@@ -607,7 +607,7 @@ def _change_geometry(rec: Recording, func: OpOverload, self: torch.Tensor, *args
     old = torch.as_strided(self, self.shape, self.stride(), self.storage_offset())
     change_geometry(func, bound)
     shape = tuple(self.shape)
-    is_same = tuple(old.shape) == shape and same_layout(shape, tuple(self.stride()), tuple(old.stride()))
+    is_same = is_shape(old.shape, shape) and same_layout(shape, tuple(self.stride()), tuple(old.stride()))
     if is_same and self.storage_offset() == old.storage_offset():
         return self
     spell = SPELL_VIEW.get(op)
