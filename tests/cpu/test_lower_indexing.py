@@ -246,6 +246,24 @@ def test_lists_and_tuples_in_an_index_are_what_torch_reads() -> None:
 
 
 # ---------------------------------------------------------------- the same rows, compiled
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_many_halves_for_one_element_are_added_in_float(dtype: torch.dtype) -> None:
+    """What is scattered is rounded once, at the end; as in eager, with positions of 4 bytes every addition is."""
+    x, source, at = make(3, 5, dtype=dtype), make(90, 5, dtype=dtype), ints(3, 90)
+    wide = at[:, None].expand(90, 5)
+
+    def fn(x: torch.Tensor, s: torch.Tensor, i: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.scatter_add(0, w, s), x.scatter_reduce(0, w, s, "sum"), x.index_add(0, i, s), x.scatter_reduce(0, w, s, "mean")
+
+    results = torchsmith.compile(fn)(x, source, at, wide)
+    total = x.float().index_add(0, at, source.float()).to(dtype)
+    mean = total / (1 + torch.bincount(at, minlength=3)).to(dtype)[:, None]
+    for result, want in zip(results, (total, total, total, mean), strict=True):
+        torch.testing.assert_close(result, want, rtol=0, atol=0)
+    stepwise = torchsmith.compile(lambda x, s, i: x.index_add(0, i, s))(x, source, at.int())
+    torch.testing.assert_close(stepwise, x.index_add(0, at.int(), source), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_compiled_indexing(dtype: torch.dtype) -> None:
     cases = [(name, fn, (make(*shape, dtype=dtype), *given)) for name, fn, shape, given in INDEXED]

@@ -16,7 +16,7 @@ from ..ir.program import Stage, Store
 from .cat import conjunction, masked
 from .core import Builder
 from .gather import check_range, position_of, wrapped
-from .numerics import cast, highest, lowest, opmath, scalar
+from .numerics import cast, highest, lowest, opmath, rounded_to, scalar
 from .ref import ONE, ZERO, Index, Ref, constant, is_one, known, product, size
 from .table import lowers
 from .views import reshape, wrap_dim
@@ -30,6 +30,15 @@ def copied(cx: Builder, x: Ref, d: DType | None = None, strides: Sequence[Expr] 
     name = cx.buffer(d, x.shape, strides)
     cx.fill(name, lambda i: cast(x.load(i), d))
     return name
+
+
+def accumulator(cx: Builder, x: Ref, wide: bool) -> tuple[str, Callable[[], Ref]]:
+    """A buffer that starts as `x` and takes more values, and what gives the result: `wide`, a sum of halves is rounded at the end alone."""
+    if not wide or opmath(x.dtype) is x.dtype:
+        name = copied(cx, x, strides=cx.out.strides)
+        return name, lambda: cx.ref(name)
+    name = copied(cx, x, opmath(x.dtype))
+    return name, lambda: cx.stage(lambda i: cast(cx.ref(name).load(i), x.dtype))
 
 
 def update(
@@ -155,9 +164,9 @@ def _scatter(cx: Builder, x: Ref, dim: int, index: Ref, value: Callable[[Index],
         return NotImplemented
     dim = wrap_dim(dim, x.rank)
     check_range(cx, index, x.shape[dim], negative=False, message=_outside(dim, x.shape[dim]))
-    name = copied(cx, x, strides=cx.out.strides)
-    update(cx, name, index.shape, _along(x, dim, index), lambda i: cast(value(i), x.dtype), mode)
-    return cx.ref(name)
+    name, rounded = accumulator(cx, x, mode != "set")
+    update(cx, name, index.shape, _along(x, dim, index), lambda i: cast(value(i), cx.buffers[name].dtype), mode)
+    return rounded()
 
 
 @lowers("aten.scatter.src")
@@ -186,20 +195,23 @@ def lower_scatter_add(cx: Builder, x: Ref, dim: int, index: Ref, src: Ref) -> An
 
 
 def _reduce_into(
-    cx: Builder, x: Ref, shape: Sequence[Expr], place: Callable[[Index], Index], value: Callable[[Index], Expr], how: str, include: bool
-) -> Ref:
+    cx: Builder, x: Ref, shape: Sequence[Expr], place: Callable[[Index], Index], value: Callable[[Index], Expr], how: str, include: bool,
+    wide: bool = False,
+) -> Ref:  # fmt: skip
     """x reduced with the values scattered to it; without `include`, an element that receives any forgets what it was."""
     d, mode = x.dtype, MODES[how]
-    name = copied(cx, x, strides=cx.out.strides)
+    name, rounded = accumulator(cx, x, wide)
+    inner = cx.buffers[name].dtype
     if not include:
-        update(cx, name, shape, place, lambda i: neutral(mode, d))
-    update(cx, name, shape, place, value, mode)
+        update(cx, name, shape, place, lambda i: neutral(mode, inner))
+    update(cx, name, shape, place, lambda i: cast(value(i), inner), mode)
+    total = rounded()
     if how != "mean":
-        return cx.ref(name)
+        return total
     counts = cx.buffer(dt.i64, x.shape)
     cx.fill(counts, lambda i: Const(dt.i64, int(include)))
     update(cx, counts, shape, place, lambda i: Const(dt.i64, 1), "add")
-    total, count, compute = cx.ref(name), cx.ref(counts), opmath(d)
+    count, compute = cx.ref(counts), opmath(d)
 
     def mean(i: Index) -> Expr:
         n = op("max", count.load(i), Const(dt.i64, 1))
@@ -215,7 +227,7 @@ def lower_scatter_reduce(cx: Builder, x: Ref, dim: int, index: Ref, src: Ref, re
         return NotImplemented
     dim = wrap_dim(dim, x.rank)
     check_range(cx, index, x.shape[dim], negative=False, message=_outside(dim, x.shape[dim]))
-    return _reduce_into(cx, x, index.shape, _along(x, dim, index), src.load, reduce, include_self)
+    return _reduce_into(cx, x, index.shape, _along(x, dim, index), src.load, reduce, include_self, wide=True)
 
 
 # ---------------------------------------------------------------- index_add and relatives: one index for a whole slice
@@ -235,16 +247,17 @@ def _slices(cx: Builder, x: Ref, dim: int, index: Ref, negative: bool = False) -
 def lower_index_add(cx: Builder, x: Ref, dim: int, index: Ref, source: Ref, alpha: Any = 1) -> Any:
     if x.rank == 0 or source.rank != x.rank:
         return NotImplemented
-    _, place, shape = _slices(cx, x, dim, index)
-    compute = opmath(x.dtype)
+    dim, place, shape = _slices(cx, x, dim, index)
+    plain, compute = known(alpha) == 1, opmath(x.dtype)
 
     def value(i: Index) -> Expr:
         e = source.load(i)
-        return e if known(alpha) == 1 else cast(op("mul", cast(e, compute), scalar(alpha, compute)), x.dtype)
+        return e if plain else cast(op("mul", cast(e, compute), rounded_to(scalar(alpha, compute), x.dtype)), x.dtype)
 
-    name = copied(cx, x, strides=cx.out.strides)
-    update(cx, name, shape, place, value, "add")
-    return cx.ref(name)
+    # eager scatters these, and adds the others in x's own dtype
+    name, rounded = accumulator(cx, x, plain and x.rank > 1 and index.dtype is dt.i64 and dim in (0, x.rank - 1))
+    update(cx, name, shape, place, lambda i: cast(value(i), cx.buffers[name].dtype), "add")
+    return rounded()
 
 
 @lowers("aten.index_copy.default")
