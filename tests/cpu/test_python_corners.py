@@ -931,3 +931,30 @@ def test_containers_as_python_has_them(name: str) -> None:
     assert repr(compiled(*given)) == repr(fn(*expected))
     if name == "filled anew":
         assert given == expected
+
+
+NO_NUMBERS: list[Callable[[torch.Tensor], Any]] = [
+    round,
+    lambda x: round(x, 1),
+    lambda x: x[0].__index__(),
+    lambda x: torch.tensor(1.5).__index__(),
+    lambda x: torch.tensor([1, 2]).item(),
+    lambda x: int(torch.tensor([1, 2])),
+    lambda x: bool(torch.tensor([1, 2])),
+]
+
+
+@pytest.mark.parametrize("fn", NO_NUMBERS)
+def test_tensors_that_are_no_numbers_raise_as_in_eager(fn: Callable[[torch.Tensor], Any]) -> None:
+    """Tensors have no __round__, floats no __index__, and more elements than one are no number; a handler catches what they raise."""
+
+    def caught(x: torch.Tensor) -> Any:
+        try:
+            return fn(x)
+        except (TypeError, ValueError, RuntimeError) as e:
+            return type(e).__name__, str(e)
+
+    x = torch.tensor([1.5, 2.5])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an internal error warns
+        assert torchsmith.compile(caught, backend="eager")(x) == caught(x)

@@ -430,7 +430,7 @@ def abs_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @row(round)
 def round_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    if issubclass(type(args[0]), Tensor):
+    if issubclass(type(args[0]), Tensor) and hasattr(Tensor, "__round__"):
         decimals = args[1] if len(args) > 1 else kwargs.get("ndigits")
         return m.record("method", "round", (args[0],), {} if decimals is None else {"decimals": decimals})
     if type(args[0]) is ArrayValue:

@@ -498,7 +498,12 @@ class Machine:
 
     def tensor_value(self, tensor: torch.Tensor, method: str, what: str, args: Any = (), kwargs: Any = None) -> Any:
         """What Python asks of a tensor's data: an answer only where the data is made of numbers of the program."""
-        known = tracing.current().known_value(tensor, method) if method in _READ and not args and not kwargs else NotImplemented
+        if method == "__index__" and (tensor.is_floating_point() or tensor.is_complex()):
+            raise Raised(TypeError("only integer tensors of a single element can be converted to an index"))
+        try:
+            known = tracing.current().known_value(tensor, method) if method in _READ and not args and not kwargs else NotImplemented
+        except (TypeError, ValueError, RuntimeError) as e:  # of a constant with more elements than one
+            raise Raised(e) from None
         if known is NotImplemented and self.counts and method in _NUMBER and method != "tolist":
             number = self.recorder.state_number(tensor)
             if number is not None:
