@@ -54,11 +54,11 @@ const void *memory_of(Handle tensor) {
 }
 
 /* Remember `alias`, of the memory of `tensor`. What cannot be remembered is no error: the sample still watches it. */
-static void remember(PyObject *tensor, PyObject *alias, int64_t version) {
-  PyObject *address = PyObject_CallMethod(tensor, "data_ptr", NULL); /* raises where there is no memory */
-  bool is_real = address && PyObject_IsTrue(address) > 0;
-  Py_XDECREF(address);
-  const void *base = is_real ? memory_of(handle_of(tensor)) : NULL;
+static void remember(PyObject *tensor, PyObject *alias, bool counts) {
+  PyObject *told = PyObject_CallOneArg(torch.counter, tensor); /* unheard by modes of torch functions; raises where there is no memory */
+  int64_t version = told && counts ? PyLong_AsLongLong(told) : -1;
+  const void *base = told ? memory_of(handle_of(tensor)) : NULL;
+  Py_XDECREF(told);
   Alias *a = base ? PyMem_Calloc(1, sizeof *a) : NULL;
   if (a && (a->ref = PyWeakref_NewRef(alias, NULL))) {
     if (n_aliases >= n_buckets) grow();
@@ -110,13 +110,13 @@ static bool is_plain(PyObject *tensor) { return Py_TYPE(tensor) == torch.plain |
 
 static PyObject *get_data(PyObject *self, void *closure) {
   PyObject *alias = torchs_data->get(self, closure);
-  if (alias && is_plain(self) && is_plain(alias)) remember(alias, alias, version_of(alias));
+  if (alias && is_plain(self) && is_plain(alias)) remember(alias, alias, true);
   return alias;
 }
 
 static PyObject *call_numpy(PyObject *self, PyObject *args, PyObject *kwargs) {
   PyObject *array = ((PyCFunctionWithKeywords)(void (*)(void))torchs_numpy->ml_meth)(self, args, kwargs);
-  if (array && is_plain(self)) remember(self, array, -1);
+  if (array && is_plain(self)) remember(self, array, false);
   return array;
 }
 

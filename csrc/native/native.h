@@ -19,7 +19,7 @@ typedef struct {
   PyTypeObject *tensor;  /* torch._C.TensorBase */
   PyTypeObject *plain, *parameter; /* torch.Tensor, torch.nn.Parameter */
   PyObject *steal;       /* capsule of at::Tensor* -> Python tensor */
-  PyObject *as_strided, *view, *increment_version;
+  PyObject *as_strided, *view, *increment_version, *counter;
   PyObject *is_autocast, *disable_autocast;
   PyObject *record_begin, *record_end; /* device -> (token, stream); token -> graph */
   PyObject *modes;       /* () -> number that stands for the state that libraries' calls look at */

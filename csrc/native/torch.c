@@ -46,7 +46,7 @@ PyObject *torch_setup(PyObject *module, PyObject *settings) {
       !(torch.is_autocast = take(settings, "is_autocast")) || !(torch.disable_autocast = take(settings, "disable_autocast")) ||
       !(torch.record_begin = take(settings, "record_begin")) || !(torch.record_end = take(settings, "record_end")) ||
       !(torch.modes = take(settings, "modes")) || !(torch.on_prepare = take(settings, "on_prepare")) || !(torch.discard = take(settings, "discard")) ||
-      !(torch.storage_ref = take(settings, "storage_ref")) ||
+      !(torch.storage_ref = take(settings, "storage_ref")) || !(torch.counter = take(settings, "counter")) ||
       !(torch.discarded = (PyTypeObject *)take(settings, "discarded")) || !(torch.plain = (PyTypeObject *)take(settings, "plain")) ||
       !(torch.parameter = (PyTypeObject *)take(settings, "parameter")) || !(torch.error = take(settings, "error")))
     return NULL;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -228,6 +229,28 @@ def test_modes_around() -> None:
         with mode():
             want, got = fn(X), compiled(X)
         assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_modes_hear_what_the_program_calls_alone() -> None:
+    """A Parameter is made in C++; values of NumPy's arrays and aliases that are remembered are no calls of torch's functions."""
+
+    def makes(x):
+        p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(x, requires_grad=False)
+        return x + p, q * 2, torch.Tensor._make_subclass(Plain, x)
+
+    def reads(x, a):
+        return x + 1, a.tolist(), a[0].item(), float(a[1])
+
+    def aliases(x):
+        return type(x.data).__name__, type(x.detach().numpy()).__name__
+
+    same(makes, X, around=Twice, whole=False)
+    same(reads, X, np.arange(2.0), around=Twice, whole=False)
+    torchsmith.compile(torch.neg)(X)  # from now on aliases are remembered, in eager too
+    with Twice():
+        SEEN.clear()
+        aliases(X)
+    assert SEEN == ["__get__", "detach", "numpy"]
 
 
 class Keeps(TorchFunctionMode):

@@ -703,6 +703,8 @@ def iterate(m: Machine, a: ArrayValue) -> Iterator[Any]:
 
 def value_of(m: Machine, a: ArrayValue, method: str) -> Any:
     """What Python asks of an array's elements: as of a tensor's."""
+    if m.modes:
+        raise refuse(m, "NumPy under a mode of torch functions")
     return m.tensor_value(a.tensor, method, f"the value of an array ({method})")
 
 

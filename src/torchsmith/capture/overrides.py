@@ -145,6 +145,16 @@ def is_active(m: Machine, *values: Any) -> bool:
     return bool(m.modes) or (m.handlers_off == ON and any(handler_of(m, v) for v in _flat(values)))
 
 
+@contextlib.contextmanager
+def unseen(m: Machine) -> Iterator[None]:
+    """What is called here torch does in C++, where no handler hears of it."""
+    before, m.handlers_off = m.handlers_off, OFF
+    try:
+        yield
+    finally:
+        m.handlers_off = before
+
+
 def has_own_handler(m: Machine, tensor: Tensor) -> bool:
     """Are attributes of this tensor a call of the program's code?"""
     if m.modes and m.handlers_off != OFF:
@@ -425,11 +435,8 @@ def cast(m: Machine, tensor: Tensor, cls: Any) -> Tensor:
     """tensor.as_subclass(cls)."""
     if cls is not Tensor and not (isinstance(cls, type) and is_subclass(cls)):
         raise Unsupported("CAP021", at=m.loc(), detail=f"as_subclass({getattr(cls, '__name__', cls)})")
-    before, m.handlers_off = m.handlers_off, OFF
-    try:
+    with unseen(m):
         out: Tensor = m.record("function", torch.ops.aten.alias.default, (tensor,), {})
-    finally:
-        m.handlers_off = before
     m.recorder.info(out).cls = cls
     if cls is not Tensor:
         m.subclasses = True

@@ -75,7 +75,9 @@ def make_subclass(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     given = dict(zip(("cls", "data", "require_grad"), args, strict=False)) | kwargs
     if given.keys() - {"cls", "data", "require_grad"} or m.truth(given.get("require_grad", False)):
         raise Unsupported("CAP021", at=m.loc(), detail="_make_subclass with options")
-    return overrides.cast(m, m.record("method", "detach", (given["data"],), {}), given["cls"])
+    with overrides.unseen(m):
+        data = m.record("method", "detach", (given["data"],), {})
+    return overrides.cast(m, data, given["cls"])
 
 
 @row(torch.Tensor._make_wrapper_subclass)
@@ -99,9 +101,11 @@ def parameter(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     is_tensor = issubclass(type(data), torch.Tensor) and not overrides.is_subclass(m.recorder.info(data).cls)
     if not is_tensor or len(args) > 2 or given.keys() - {"data", "requires_grad"}:
         raise Unsupported("CAP021", at=m.loc(), detail="a Parameter of something else than a plain tensor")
-    made = m.record("method", "detach", (data,), {})
-    if m.truth(given.get("requires_grad", True)):
-        made = m.call(m.attr(made, "requires_grad_"), [True], {})
+    requires_grad = m.truth(given.get("requires_grad", True))
+    with overrides.unseen(m):
+        made = m.record("method", "detach", (data,), {})
+        if requires_grad:
+            made = m.call(m.attr(made, "requires_grad_"), [True], {})
     info = m.recorder.info(made)
     info.cls, info.place = torch.nn.Parameter, (m.frames[0].steps - 1, m.loc())
     return made

@@ -46,6 +46,7 @@ def setup() -> None:
         "record_end": _end,
         "on_prepare": _on_prepare,
         "storage_ref": _storage_ref,
+        "counter": _counter,
         "discard": discard,
         "discarded": DiscardedParameter,
         "error": NativeError,
@@ -65,6 +66,14 @@ def _storage_ref(tensor: torch.Tensor) -> weakref.ref[torch.UntypedStorage]:
     """Lives as long as the tensor's memory. A reference to the tensor itself would forbid torch.utils.swap_tensors."""
     with torch._C.DisableTorchFunction():
         return weakref.ref(tensor.untyped_storage())
+
+
+def _counter(tensor: torch.Tensor) -> int:
+    """How often a tensor's memory was written: -1 where that is not counted. Raises where there is no memory (functorch, empty tensors)."""
+    with torch._C.DisableTorchFunction():
+        if not tensor.data_ptr():
+            raise RuntimeError("no memory")
+        return -1 if tensor.is_inference() else tensor._version
 
 
 def _on_prepare(name: str, size: int, original: int) -> None:
