@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from capturing import Run, same
+from torch.utils.hooks import RemovableHandle
 
 import torchsmith
 from torchsmith.codes import Unsupported
+from torchsmith.events import recording
 
 X = torch.ones(2, 3)
 FACTOR = 2
@@ -309,6 +311,41 @@ def test_function_argument():
     run = Run(lambda f, x: f(x), make(1), X)
     assert run.failing(make(1), X) is None
     stale(run, make(2), X)
+
+
+def test_hooks_that_a_call_registers_and_removes():
+    """The numbers of torch's handles go on as in eager, and are guarded only where something else follows from them."""
+    net, counter = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()), RemovableHandle
+
+    def removed(x):
+        with net[0].register_forward_pre_hook(lambda m, a: (a[0] + 1,)):
+            h = net[1].register_forward_hook(lambda m, a, k, out: out * 2, with_kwargs=True, always_call=True, prepend=True)
+            y = net(x)
+        h.remove()
+        return y
+
+    def told(x):
+        h = net.register_forward_hook(lambda m, a, out: out * 2)
+        y = net(x)
+        h.remove()
+        return y + h.id, vars(h)["id"], counter.next_id, h
+
+    def kept(x):
+        return net[0].register_forward_hook(lambda m, a, out: out + 1), net(x)
+
+    def shown(value):
+        return vars(value).get("id") if type(value) is counter else [shown(v) for v in value] if isinstance(value, tuple) else str(value)
+
+    for fn, times in ((removed, 1), (told, 3), (kept, 3)):
+        outcomes, before = [], counter.next_id
+        for call in (fn, torchsmith.compile(fn, backend="eager")):
+            counter.next_id = 100
+            net[0]._forward_hooks.clear()
+            with recording() as events:
+                outcomes.append([(shown(call(X)), counter.next_id, list(net[0]._forward_hooks)) for _ in range(3)])
+        counter.next_id = before + 100
+        assert outcomes[0] == outcomes[1], fn.__name__
+        assert sum(e.kind == "guards" for e in events) == times, fn.__name__
 
 
 def net_changes():

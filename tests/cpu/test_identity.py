@@ -143,6 +143,16 @@ def test_a_number_of_id_is_this_object() -> None:
         assert compiled(o, id(of), x)[1:] == f(o, id(of), x)[1:]
 
 
+def test_torch_is_given_the_number_of_this_object() -> None:
+    def f(o: Any, x: torch.Tensor) -> Any:
+        return x * id(o), torch.full((2,), id(o)), x + [id(o)][0], id(o).bit_length(), id(o).__add__(1)
+
+    compiled = _compiled(f)
+    a, b, x = Thing(), Thing(), torch.ones(2, dtype=torch.float64)
+    for o in (a, b, a):
+        assert str(compiled(o, x)) == str(f(o, x))
+
+
 def test_an_object_that_id_was_asked_of_is_not_kept() -> None:
     compiled = _compiled(lambda o, number, x: x + 1 if id(o) == number else x)
     thing = Thing()

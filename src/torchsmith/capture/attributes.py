@@ -19,7 +19,7 @@ from ..codes import Unsupported
 from . import _frame, policy
 from .protocol import Machine
 from .source import Attr, FixedObject, Item, TypeOf
-from .world import CONTAINERS, DELETED, MISSING, NULL, PINNED_TYPES, SCALARS, Track, own_dict
+from .world import CONTAINERS, COUNTERS, DELETED, MISSING, NULL, PINNED_TYPES, SCALARS, Ticket, Track, own_dict, ticket
 
 Function = types.FunctionType
 _MODULE_GETATTR = torch.nn.Module.__getattr__
@@ -88,7 +88,15 @@ def is_written(m: Machine, cls: type, name: str) -> bool:
 
 
 def _class_value(m: Machine, cls: type, name: str, value: Any) -> Any:
-    return value if is_written(m, cls, name) else m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type"))
+    if is_written(m, cls, name):
+        return value
+    source = Attr(FixedObject(cls, cls.__qualname__), name, "type")
+    return ticket(value, source) if (cls, name) in COUNTERS and type(value) is int and is_torchs(m) else m.world.wrap(value, source)
+
+
+def is_torchs(m: Machine) -> bool:
+    """Is the line that runs one of torch's own?"""
+    return policy.is_torch_file(m.frames[-1].code.code.co_filename)
 
 
 # ---------------------------------------------------------------- reading
@@ -200,6 +208,8 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
     else:
         d = _dict_of(obj)
         if d is not None and name in d:
+            if type(d[name]) is Ticket and not is_torchs(m):
+                m.settle(d[name])
             return d[name]
     if cattr is not MISSING:
         return _get_descriptor(m, cattr, obj, t, name, track)
@@ -305,7 +315,7 @@ def _slot(m: Machine, cattr: Any, obj: Any, t: type, name: str, track: Track | N
         if track is not None:
             m.world.use(track)
         return t
-    if name == "__traceback__" and not policy.is_torch_file(m.frames[-1].code.code.co_filename):  # torch's own only look and raise again
+    if name == "__traceback__" and not is_torchs(m):  # torch's own only look and raise again
         raise Unsupported("CAP014", at=m.loc(), detail="the traceback of an exception")
     if track is None:
         return _native_get(cattr, obj, t)

@@ -25,7 +25,7 @@ from .calls import Args, Kwargs, row
 from .protocol import Machine
 from .source import Computed, FixedObject
 from .tensor_attrs import TensorMethod
-from .world import DELETED, MISSING, NULL, SCALARS, Identity
+from .world import DELETED, MISSING, NULL, SCALARS, Identity, Momentary
 
 Tensor = torch.Tensor
 Function = types.FunctionType
@@ -46,7 +46,7 @@ def type_of(m: Machine, value: Any) -> type:
         m.world.use(track)
     if issubclass(type(value), (TensorMethod, ArrayMethod)):
         return types.BuiltinMethodType
-    return int if type(value) is Identity else at.NUMBERS.get(type(value), type(value))
+    return int if issubclass(type(value), Momentary) else at.NUMBERS.get(type(value), type(value))
 
 
 @row(type)

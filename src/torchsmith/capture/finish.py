@@ -60,7 +60,7 @@ from .source import (
 )
 from .tensor_attrs import TensorMethod
 from .tensors import extent
-from .world import CONTAINERS, DELETED, NULL, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, entries, is_binding
+from .world import CONTAINERS, DELETED, NULL, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Ticket, Track, entries, is_binding
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -524,7 +524,7 @@ _BUILD: dict[type, Any] = {
     TensorMethod: lambda b, v: f"{b.value(v.__self__)}.{v.__name__}", types.MethodType: _build_method, types.FunctionType: _build_function, types.CellType: _build_cell,
     range: lambda b, v: b.const(v), types.MappingProxyType: lambda b, v: b._name(v, f"{b.const(types.MappingProxyType)}({b.value(b.m.world.canonical(referent(v)))})"),
     weakref.ref: lambda b, v: b._name(v, f"{b.const(weakref.ref)}({b.const(set) + '()' if v() is None else b.value(v())})"),
-    Identity: lambda b, v: f"id({b.value(v.of)})",
+    Identity: lambda b, v: f"id({b.value(v.of)})", Ticket: lambda b, v: f"({b.read(v.source)} + {v.more})",
     overrides.Disabled: lambda b, v: b._name(v, f"{b.const(v.stands_for)}()"),
     **dict.fromkeys((*VIEWS, *ORDERED_VIEWS), _build_view),
 }  # fmt: skip

@@ -47,7 +47,7 @@ from .source import Attr, Cell, FixedObject, Global, Item, Source
 from .stamps import Stamps
 from .state import location
 from .tensors import Recorder
-from .world import MISSING, NULL, PINNED_TYPES, Identity, Track, World, container_base, is_by_identity, is_key, put
+from .world import MISSING, NULL, PINNED_TYPES, Momentary, Ticket, Track, World, container_base, is_by_identity, is_key, put
 
 GENERATOR = 0x20
 ASYNC = 0x80 | 0x100 | 0x200  # types.coroutine marks generators
@@ -373,6 +373,9 @@ class Machine:
     def native(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], plain: bool = False, store: bool = False) -> Any:
         return native.native(self, fn, args, kwargs, plain, store)
 
+    def settle(self, number: Momentary) -> None:
+        native.settle(self, number)
+
     def with_numbers(self, value: Any) -> Any:
         return native.with_numbers(self, value)
 
@@ -414,9 +417,11 @@ class Machine:
 
     def is_key(self, key: Any) -> bool:
         """Can a dictionary from outside be asked for it? An object is the key that it is: another one is another key."""
+        if type(key) is Ticket and at.is_torchs(self):
+            return False  # the dictionary is read whole
         for part in key if type(key) is tuple else (key,):
-            if type(part) is Identity:
-                native.settle(self, part)
+            if issubclass(type(part), Momentary):
+                self.settle(part)
             track = self.world.tracks.get(id(part))
             if track is not None and is_by_identity(part) and not isinstance(track.source, FixedObject):
                 self.world.guard(track.source, "identity", track.obj)

@@ -23,7 +23,20 @@ from . import arrays, floats, policy, protocol, tensor_attrs, torch_rows
 from . import attributes as at
 from .attributes import Raised
 from .source import FixedObject
-from .world import CONTAINERS, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Track, container_base, entries, has_image
+from .world import (
+    CONTAINERS,
+    PINNED_TYPES,
+    SCALARS,
+    UNCHANGING,
+    Identity,
+    Momentary,
+    Ticket,
+    Track,
+    container_base,
+    entries,
+    has_image,
+    ticket,
+)
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -128,7 +141,9 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
                 t = type(a)
                 if t in SCALARS:
                     continue
-                if t is Identity and _tells_identity(m, fn, args):
+                if t is Ticket and k == 0 and fn in (operator.add, operator.iadd) and type(args[1]) is int:
+                    return ticket(a + args[1], a.source, a.more + args[1])
+                if issubclass(t, Momentary) and (_tells_identity(m, fn, args) if t is Identity else not _looks_up(m, fn, args)):
                     settle(m, a)
                 args[k] = _argument(m, a, t, fn)
             kwargs = {k: a if type(a) in SCALARS else _argument(m, a, type(a), fn) for k, a in kwargs.items()}
@@ -250,8 +265,19 @@ def _tells_identity(m: Machine, fn: Any, args: list[Any]) -> bool:
     return fn not in (operator.eq, operator.ne) or any(type(a) is not Identity for a in args)
 
 
-def settle(m: Machine, number: Identity) -> None:
-    """What follows from this number of id() holds for this very object: in a call with another one it is another number."""
+def _looks_up(m: Machine, fn: Any, args: list[Any]) -> bool:
+    """Does a line of torch's own look a Ticket up in a dictionary, or put it there? Numbers in it were given out before."""
+    return issubclass(type(args[0] if fn in _ON_DICTIONARIES else getattr(fn, "__self__", None)), dict) and at.is_torchs(m)
+
+
+_ON_DICTIONARIES = frozenset({operator.contains, operator.getitem, operator.setitem, operator.delitem})
+
+
+def settle(m: Machine, number: Momentary) -> None:
+    """What follows from this number holds for this number: for an object with this id(), and where the counter stands."""
+    if isinstance(number, Ticket):
+        return m.world.guard(number.source, "equals", int(number) - number.more)
+    assert isinstance(number, Identity)
     obj, source = number.of, None
     if issubclass(type(obj), torch.Tensor):
         info = m.recorder.info(obj)

@@ -33,7 +33,7 @@ from .attributes import Raised
 from .guards import default_device, tensor_guard
 from .protocol import Machine
 from .source import ITSELF, Attr, Computed, FixedObject, Guard, Local, Source, TensorGuard, TensorProperty, TypeOf
-from .world import MISSING, root_of
+from .world import MISSING, Momentary, root_of
 
 
 class Info:
@@ -470,6 +470,8 @@ class Recorder:
             return value
         for plain, exact in _EXACT:
             if issubclass(type(value), plain):  # members of IntEnum and the like
+                if issubclass(t, Momentary):
+                    self.machine.settle(value)
                 return exact(value)
         if t.__module__ == "numpy" and getattr(value, "ndim", None) == 0:
             number = value.item()

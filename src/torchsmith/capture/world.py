@@ -113,10 +113,31 @@ def own_dict(obj: Any) -> Any:
         return None
 
 
-class Identity(int):
-    """id() of an object, `of`: good for telling objects apart while capturing. In effects and results it is asked again."""
+class Momentary(int):
+    """A number that other calls do not have. In effects and results it is asked for again; whatever else follows from it pins it."""
+
+
+class Identity(Momentary):
+    """id() of an object, `of`: good for telling objects apart while capturing."""
 
     of: Any
+
+
+class Ticket(Momentary):
+    """What a counter outside said when the call began, and `more`: a key that no dictionary of torch's own has yet."""
+
+    source: Source
+    more: int
+
+
+def ticket(value: int, source: Source, more: int = 0) -> Ticket:
+    """`more` is part of the value already."""
+    made = Ticket(value)
+    made.source, made.more = source, more
+    return made
+
+
+COUNTERS = frozenset({(torch.utils.hooks.RemovableHandle, "next_id")})  # attributes of classes that number what torch makes
 
 
 class Track:
