@@ -898,6 +898,16 @@ def _proxy() -> Any:
     return proxy
 
 
+def _saying() -> Any:
+    def inner(a: int) -> float:
+        "Says what it is."
+        return a
+
+    outer = functools.wraps(inner)(lambda *args: inner(*args))
+    torchsmith.compiler.graph_break()
+    return [(f.__doc__, f.__module__, f.__annotations__, f.__name__) for f in (inner, outer)]
+
+
 def _of_itself() -> list[Any]:
     made: list[Any] = [1]
     made.append(made)
@@ -916,6 +926,8 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
     "too many arguments": (_too_many, tuple),
     "keys that change": (lambda: _seen_to_change(dict.keys), tuple),
     "items that change": (lambda: _seen_to_change(dict.items), tuple),
+    "what functions say": (_saying, tuple),
+    "found in a file": (lambda f: ("a\n" in f, f.tell()), lambda: (io.StringIO("a\nb\n"),)),
     "a list of itself": (lambda x: (len(x), x[1] is x), lambda: (_of_itself(),)),
     "a proxy": (_proxy, tuple),
     "a generator that fails": (_ends, lambda: ({1}, _failing())),

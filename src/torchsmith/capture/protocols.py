@@ -340,6 +340,8 @@ def contains(m: Machine, container: Any, item: Any) -> bool:
         raise arrays.refuse(m, "in an array")
     if find(m, t, "__contains__") is MISSING and (special(m, t, "__iter__") or (find(m, t, "__iter__") is MISSING and special(m, t, "__getitem__"))):
         return any(is_same(m, x, item) or truth(m, compare(m, "==", x, item)) for x in iterate(m, container))
+    if track is not None and not has_image(t) and find(m, t, "__contains__") is MISSING:
+        raise Unsupported("CAP011", at=m.loc(), detail=f"looking for something in a {t.__name__} from outside")  # it is read up to there
     if t in (list, tuple) and (_has_objects(container) or type(item) not in SCALARS):
         body = _operand(m, container)
         return any(is_same(m, x, item) or truth(m, compare(m, "==", x, item)) for x in body)
