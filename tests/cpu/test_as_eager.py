@@ -683,3 +683,25 @@ def test_softmax_of_no_integers() -> None:
     with recording() as seen:
         assert [(t.shape, t.dtype) for t in compiled(torch.ones(0, 3))] == [((0, 3), torch.int64)] * 2
     assert not [e.fields for e in seen if e.kind in ("fallback", "graph_break")]
+
+
+# ---------------------------------------------------------------- torch.tensor and its like
+
+MADE: dict[str, Callable[[Tensor], Tensor]] = {
+    "tensor": lambda x: torch.tensor([1.0, 2.0], requires_grad=True),
+    "new_tensor": lambda x: x.new_tensor([1.0, 2.0], requires_grad=True),
+    "asarray of a list": lambda x: torch.asarray([1.0, 2.0], requires_grad=True),
+    "asarray, a copy": lambda x: torch.asarray(x, copy=True),
+    "asarray, a leaf": lambda x: torch.asarray(x, copy=True, requires_grad=True),
+    "asarray, itself": lambda x: torch.asarray(x, copy=False),
+    "asarray, detached": lambda x: torch.asarray(torch.ones(2, requires_grad=True) * x, requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_tensors_are_made_as_asked(name: str) -> None:
+    x = torch.ones(2)
+    expected, got = MADE[name](x), torchsmith.compile(MADE[name], backend="aot_eager", fullgraph=True)(x)
+    for of in (lambda y: y.requires_grad, lambda y: y.is_leaf, lambda y: y is x, lambda y: y.data_ptr() == x.data_ptr()):
+        assert of(got) == of(expected)
+    assert torch.equal(got, expected)

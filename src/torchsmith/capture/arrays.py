@@ -814,6 +814,12 @@ def _given_to_torch(fn: Any, shares: bool) -> None:
             raise refuse(m, f"{fn.__name__}() of a list of arrays")
         if fn is torch.from_numpy:
             raise refuse(m, "torch.from_numpy() of something else than an array")
+        if fn is torch.asarray and issubclass(type(data), torch.Tensor) and kwargs.get("requires_grad") is not None:
+            wanted = m.truth(kwargs["requires_grad"])
+            out = m.record("function", fn, tuple(args), {k: v for k, v in kwargs.items() if k != "requires_grad"})
+            if not wanted and m.recorder.info(out).requires_grad and not m.attr(out, "is_leaf"):
+                return m.call(m.attr(out, "detach"), [], {})
+            return m.call(m.attr(out, "requires_grad_"), [wanted], {})
         if len(args) < 2 and kwargs.get("dtype") is None:
             kwargs = kwargs | _dtype_of_scalars(args[0] if args else kwargs.get("data"))
         return m.record("function", fn, tuple(args), kwargs)

@@ -451,7 +451,7 @@ def _build_function(b: _Builder, v: types.FunctionType) -> str:
         b.lines.append(f"{name}.__kwdefaults__ = {b.value(v.__kwdefaults__)}")
     b.lines.append(f"{name}.__qualname__ = {v.__qualname__!r}")
     twin = types.FunctionType(v.__code__, v.__globals__, v.__name__, None, v.__closure__)
-    for k in ("__doc__", "__module__", *(("__annotations__",) if sys.version_info < (3, 14) else ())):  # those are evaluated when asked for
+    for k in ("__doc__", "__module__", *(("__annotations__",) if sys.version_info < (3, 14) else ())):
         if getattr(v, k) != getattr(twin, k):
             b.lines.append(f"{name}.{k} = {b.value(getattr(v, k))}")
     if v.__dict__:

@@ -457,6 +457,11 @@ def cuda(trace: Tracing, call: Any, self: Tensor, device: Any = None, **kwargs: 
 
 @function_rule(torch.tensor)
 def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
+    made = _tensor(trace, call, data, **kwargs)
+    return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
     """Constants: a number becomes `full`, a list with symbolic sizes is stacked, other data stays a real tensor until it is used."""
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     if isinstance(data, (bool, int, float, *SymTypes)):
@@ -467,7 +472,7 @@ def tensor(trace: Tracing, call: Any, data: Any, **kwargs: Any) -> Tensor:
                 made._ts_constant = torch.tensor(data, dtype=made.dtype)
         return made
     if _has_symbols(data):
-        return torch.stack([tensor(trace, call, d, **kwargs) for d in data])
+        return torch.stack([_tensor(trace, call, d, **kwargs) for d in data])
     with torch._C.DisableTorchFunction(), no_dispatch():  # past every mode, those of an outer Tracing included
         real = torch.tensor(data, dtype=dtype)
     return trace.constant(real, device)
@@ -485,8 +490,12 @@ def copy_(trace: Tracing, call: Any, self: Tensor, src: Any, non_blocking: bool 
 @function_rule(torch.as_tensor, torch.asarray)
 def as_tensor(trace: Tracing, call: Any, data: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
     if isinstance(data, Tensor):
-        return to(trace, Tensor.to, data, device_of(data) if device is None else device, data.dtype if dtype is None else dtype)
-    return tensor(trace, call, data, dtype=dtype, device=device)
+        copy, where = kwargs.get("copy"), device_of(data) if device is None else device
+        out = to(trace, Tensor.to, data, where, data.dtype if dtype is None else dtype, copy=bool(copy))
+        if copy is False and out is not data:
+            raise ValueError(f"torch.asarray: a tensor of {data.dtype} is none of {out.dtype} without a copy")
+        return out
+    return tensor(trace, call, data, dtype=dtype, device=device, requires_grad=kwargs.get("requires_grad"))
 
 
 @function_rule(torch.from_numpy)
@@ -499,8 +508,10 @@ def from_numpy(trace: Tracing, call: Any, data: Any) -> Tensor:
 @function_rule(Tensor.new_tensor)
 def new_tensor(trace: Tracing, call: Any, self: Tensor, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
     if isinstance(data, Tensor):
-        return data.detach().clone().to(dtype or self.dtype)
-    return tensor(trace, call, data, dtype=dtype or self.dtype, device=device_of(self) if device is None else device)
+        made = data.detach().clone().to(dtype or self.dtype)
+        return made.requires_grad_() if kwargs.get("requires_grad") else made
+    where = device_of(self) if device is None else device
+    return tensor(trace, call, data, dtype=dtype or self.dtype, device=where, requires_grad=kwargs.get("requires_grad"))
 
 
 @function_rule(torch.tensor_split, Tensor.tensor_split)
