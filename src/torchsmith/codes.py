@@ -104,7 +104,7 @@ define("GRA013", "the sizes, strides or memory of the caller's own tensor are ch
        "use the operator without the underscore, or an out= tensor of the result's size")
 define("GRA014", "a shape rule and eager's kernel disagree about an operator's result, so the graph runs eagerly",
        "please report it with the program; eager's result is taken meanwhile")
-define("GRA015", "a number that varies is needed as a constant, of which another value is compiled: the call runs eagerly",
+define("GRA015", "what varies is needed as a constant, and other values of it are compiled already: Python runs the call",
        "nothing to do, or make the number a tensor: compiling for every value would never end")
 define("GRA011", "an operator works on a kind of tensor that is not supported", "use dense (strided) tensors")
 # ---------------------------------------------------------------- schedule (memory plan)

@@ -348,6 +348,34 @@ def test_hooks_that_a_call_registers_and_removes():
         assert sum(e.kind == "guards" for e in events) == times, fn.__name__
 
 
+def test_what_every_call_changes_is_left_to_python():
+    """Dictionaries that grow and numbers that count calls are not compiled for each value up to the limit, to run eagerly from then on."""
+
+    def counted(m, x, k):
+        m.step += 1
+        m.cache[m.step] = x.sum()
+        return x * 2
+
+    def grown(m, x, k):
+        m.cache[len(m.cache)] = x
+        return x * len(m.cache)
+
+    def given(m, x, k):
+        if k not in m.cache:
+            m.cache[k] = x * 2
+        return m.cache[k] + 1
+
+    for fn, most in ((counted, 8), (grown, 12), (given, 16)):
+        outcomes = []
+        for call in (fn, torchsmith.compile(fn, backend="eager")):
+            m = types.SimpleNamespace(step=0, cache={})
+            with recording() as events:
+                outcomes.append([(call(m, X, k).tolist(), m.step, str(m.cache)) for k in (*range(20), 3, 19)])
+        assert outcomes[0] == outcomes[1], fn.__name__
+        assert sum(e.kind == "guards" for e in events) <= most, fn.__name__
+        assert not any(e.fields.get("code") == "API003" for e in events), fn.__name__
+
+
 def net_changes():
     def parameter(n):
         n.fc.weight = torch.nn.Parameter(torch.ones(4, 3))

@@ -168,7 +168,7 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
                 fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
                 declared=state.marked, unbacked=state.unbacked, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads,
                 counts=state.counts, walks=state.may_walk,
-                loose=frozenset(varying),
+                loose=frozenset(varying), growing=state.growing,
             )  # fmt: skip
         except Unsupported as why:
             if not ones or why.code == "GRA015":

@@ -242,10 +242,37 @@ def note_recompile(d: Any, state: State, fn: types.FunctionType, call: Call, key
         state.broken[key] = 1
         return _frame.RUN_HOOKED
     events.emit("recompile", name=state.label, guard=why, loc=loc)
+    if failed is not None and not settings.fullgraph:
+        _learn_growth(d, state, failed, call, len(d.entries) + 1 == settings.recompile_limit)
     if settings.dynamic is not False:
         for e in d.entries:
             _learn_dynamic(state, e.source, call)
     return None
+
+
+_GROWN = 3  # compilations, each for one call, between which a count went up by 1 or a dictionary grew: they would never end
+
+
+def _learn_growth(d: Any, state: State, failed: Guard, call: Call, last: bool) -> None:
+    """What every call finds changed is left to Python from now on: nothing is assumed of its value. An argument may come back (the number
+    of a layer), what counts calls does not. last: no compilation is left for other values of anything."""
+    latest: Installed = d.entries[-1].source
+    if last:
+        changed = [g for g in latest.guards if g.kind in _ASSUMED and not guards.holds(g, call, latest.symbols)]
+    else:
+        changed = [failed] if len(d.entries) >= _GROWN and all(e.hits <= 1 for e in d.entries[-_GROWN:]) else []
+    for g in changed:
+        rows = [next((r.value for r in e.source.guards if (r.source, r.kind) == (g.source, g.kind)), None) for e in d.entries[-_GROWN:]]
+        now = guards.evaluate(g.source, call)
+        if g.kind == "equals" and type(g.value) is type(now) is int:
+            counts = not isinstance(g.source, Local) and rows == [now - n for n in range(_GROWN, 0, -1)] and not _is_another_module(g.source, latest, call)
+            state.counted.update({str(g.source)} if counts or last else ())
+        elif g.kind in ("length", "dict_keys") and isinstance(now, dict) and None not in rows:
+            sizes = [*(r if isinstance(r, int) else len(r) for r in rows if r is not None), len(now)]
+            state.growing.update({str(g.source)} if last or sizes == sorted({*sizes}) else ())
+
+
+_ASSUMED = frozenset({"equals", "length", "dict_keys"})
 
 
 def _cure(failed: Guard | None) -> str:

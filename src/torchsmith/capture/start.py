@@ -35,6 +35,7 @@ def capture(
     static_dims: Mapping[str, set[int]] | None = None,
     ones: bool = True,
     loose: frozenset[str] = frozenset(),
+    growing: Set[str] = frozenset(),
     declared: Mapping[tuple[str, int], tuple[int, int | None]] | None = None,
     unbacked: Set[tuple[str, int]] = frozenset(),
     fullgraph: bool = False,
@@ -51,7 +52,7 @@ def capture(
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
     (`static_dims`), and the ranges `declared` for symbols; of those `unbacked` no size is at hand. `ones`: a size of 1 may be a symbol too. `loose`: numbers, by input, of which no
-    value is assumed: what needs one as a constant is Unsupported("GRA015"). `given`: sizes that export declares, by
+    value is assumed: what needs one as a constant is Unsupported("GRA015"); `growing`: so are keys and length of these dictionaries. `given`: sizes that export declares, by
     input; `close` turns the machine and the frame's result into what is captured. `at`: the frame goes on there, and `args` is its state.
     `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
     instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
@@ -81,7 +82,7 @@ def _no_collection() -> Iterator[None]:
 
 def _capture(
     fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool | None, dynamic_dims: Any, static_dims: Any, ones: bool,
-    loose: frozenset[str], declared: Any, unbacked: Set[tuple[str, int]], fullgraph: bool, given: Any, close: Callable[[Machine, Any], Captured],
+    loose: frozenset[str], growing: Set[str], declared: Any, unbacked: Set[tuple[str, int]], fullgraph: bool, given: Any, close: Callable[[Machine, Any], Captured],
     at: Point | None, stop: int | None, probe: bool, reads: bool, error_mode: bool, counts: bool, walks: bool, stamps: bool,
 ) -> Captured:  # fmt: skip
     m = Machine(fn)
@@ -100,6 +101,7 @@ def _capture(
     m.recorder.ones = ones
     m.recorder.least = least_number(at)
     m.recorder.facts.loose = loose
+    m.world.growing = growing
     m.recorder.declared = dict(declared or {})
     m.recorder.unbacked = unbacked
     m.world.guard(FixedObject(None), "global_state", global_state())

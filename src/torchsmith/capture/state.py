@@ -82,7 +82,8 @@ class State:
     may_be_dynamic: bool = True
     may_have: dict[type, bool] = field(default_factory=lambda: {int: True, np.number: True, float: True})  # numbers that vary may become symbols
     numbers: dict[str, type] = field(default_factory=dict)  # those that were seen to vary
-    counted: set[str] = field(default_factory=set)  # of a point: those that take a value a turn, none of which is assumed
+    counted: set[str] = field(default_factory=set)  # those that take a value a turn, none of which is assumed
+    growing: set[str] = field(default_factory=set)  # dictionaries that no call finds as another left them: what they hold is not assumed
     varying: set[str] = field(default_factory=set)  # of a point: names of numbers that vary, as the frame's beginning knows
     reads: bool = False  # item() is a number that the graph tells when it runs; else it is a break
     may_read: bool = True  # ... which was not refused yet

@@ -14,7 +14,7 @@ import enum
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import numpy as np
@@ -228,6 +228,7 @@ class World:
         self.attribute: Callable[[Any, str], Any] = getattr  # an attribute as the program reads it
         self.real_tensor: Callable[[Any], Any] = lambda tensor: tensor  # the tensor outside that a tracing tensor stands for
         self.told: dict[int, Any] = {}  # objects from outside that the program told from others: none may be another one in a later call
+        self.growing: Set[str] = frozenset()  # dictionaries of which neither keys nor length are assumed
         self.writes = 0  # changes of the world so far
         self.reads = [0]  # how often what was changed was looked at, or may have been
         self.log: list[tuple[str, Any, Source, Any]] | None = None  # every reading, repeated ones too: ("guard", value, source, kind),
@@ -245,6 +246,8 @@ class World:
         """Add one condition, once. What was read before with another result was changed meanwhile, by another thread."""
         if self.log is not None:
             self.log.append(("guard", value, source, kind))
+        if self.growing and kind in ("length", "dict_keys") and str(source) in self.growing:
+            raise Unsupported("GRA015", at=self.loc(), detail=str(source))
         key = (source, kind, value if kind == "missing" else None)
         known = self.guards.get(key)
         if known is None:
