@@ -16,6 +16,7 @@ import keyword
 import operator
 import pathlib
 import re
+import string
 import threading
 import types
 import warnings
@@ -970,3 +971,19 @@ def test_tensors_that_are_no_numbers_raise_as_in_eager(fn: Callable[[torch.Tenso
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # an internal error warns
         assert torchsmith.compile(caught, backend="eager")(x) == caught(x)
+
+
+GIVEN: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+    "itemgetter": (lambda f, x: (f([5, 6, 7]), x + 1), operator.itemgetter(1), operator.itemgetter(2, 0)),
+    "attrgetter": (lambda f, x: (f(3j), x + 1), operator.attrgetter("imag"), operator.attrgetter("real")),
+    "methodcaller": (lambda f, x: (f("aBc"), x + 1), operator.methodcaller("upper"), operator.methodcaller("replace", "a", "z")),
+    "a template": (lambda f, x: (f.substitute(a=1), x + 1), string.Template("$a"), string.Template("$a$a")),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_is_given_may_be_another_one(name: str) -> None:
+    fn, *given = GIVEN[name]
+    compiled = torchsmith.compile(fn, backend="eager", fullgraph=True)
+    for f in given:
+        assert repr(compiled(f, torch.ones(1))) == repr(fn(f, torch.ones(1)))

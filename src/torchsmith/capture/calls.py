@@ -29,7 +29,7 @@ from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised, find
 from .protocol import Machine, Row
-from .source import Attr, Computed, FixedObject
+from .source import Attr, Computed, FixedObject, PartOf
 from .tensor_attrs import TensorMethod
 from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, UNCHANGING, container_base, is_binding, is_constant
 
@@ -125,7 +125,21 @@ def _is_left_alone(fn: Any) -> bool:
     return top in _REFUSED or top in _NATIVE_LIBRARIES or peers.is_disabled(fn)
 
 
+def _asked(base: tuple[Any, ...]) -> Any:
+    """What a getter of the operator module asks for, as a constant."""
+    made, params = base[0].__reduce__()[:2]
+    return (params, made.args, tuple(made.keywords.items())) if type(made) is functools.partial else params
+
+
 def _getter(m: Machine, fn: Any, args: Args) -> Any:
+    track = m.world.of(fn)
+    if track is not None:
+        m.world.use(track)
+        asked = _asked((fn,))
+        if is_constant(asked):
+            m.world.guard(PartOf(track.source, "asked", _asked), "equals", asked)
+        else:
+            m.world.guard(track.source, "identity", fn)
     made, params = fn.__reduce__()[:2]
     if type(fn) is operator.itemgetter:
         out = tuple(pr.getitem(m, args[0], k) for k in params)
@@ -252,9 +266,17 @@ def _call_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         raise Unsupported(refused, at=m.loc(), detail=f"{fn.__module__}.{fn.__qualname__}")
     if top == "numpy":
         return arrays.call(m, fn, args, kwargs)
-    if top in _NATIVE_LIBRARIES:
+    if top in _NATIVE_LIBRARIES and not any(_has_attributes_outside(m, a) for a in (*args, *kwargs.values())):
         return m.native(fn, args, kwargs)
     return m.inline(fn, args, kwargs)
+
+
+def _has_attributes_outside(m: Machine, value: Any) -> bool:
+    """Is this an object from outside of a class in Python, of whose attributes guards must tell?"""
+    t = type(value)
+    if not t.__flags__ & 0x200 or t in UNCHANGING or issubclass(t, (*PINNED_TYPES, Tensor)) or container_base(t) is not None:
+        return False
+    return id(value) in m.world.tracks and type(getattr(value, "__dict__", None)) is dict
 
 
 def is_allowed(fn: Any) -> bool:
