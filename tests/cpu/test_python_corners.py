@@ -929,6 +929,8 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
     "items that change": (lambda: _seen_to_change(dict.items), tuple),
     "what functions say": (_saying, tuple),
     "found in a file": (lambda f: ("a\n" in f, f.tell()), lambda: (io.StringIO("a\nb\n"),)),
+    "three-argument pow": (lambda: (pow(2, 6, mod=10), functools.partial(pow, mod=10)(3, 5), pow(base=2, exp=3)), tuple),
+    "where a class is made": (lambda: type("Made", (), {}).__module__, tuple),
     "a list of itself": (lambda x: (len(x), x[1] is x), lambda: (_of_itself(),)),
     "a proxy": (_proxy, tuple),
     "a generator that fails": (_ends, lambda: ({1}, _failing())),

@@ -80,6 +80,7 @@ def new_class(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     named = {k: v for k, v in names.items() if at.is_users(m, type(v), "__set_name__")}
     told = any(at.is_users(m, base, "__init_subclass__") for base in bases)
     body = {k: None if k in named else v for k, v in names.items()}
+    body.setdefault("__module__", m.frames[-1].globals.get("__name__"))  # Python asks the frame below
     cls = m.made(m.native(type.__new__, [meta, name, (_Shield, *bases) if told else bases, body], {} if told else kwargs, plain=True))
     if told:
         m.native(type.__setattr__, [cls, "__bases__", bases], {}, plain=True)
@@ -389,6 +390,8 @@ def size_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @row(deque)
 def deque_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if "iterable" in kwargs:
+        kwargs = {**kwargs, "iterable": pr.iterate(m, kwargs["iterable"])}
     return m.native(deque, [pr.iterate(m, args[0]), *args[1:]] if args else [], kwargs, plain=True)
 
 
@@ -445,7 +448,7 @@ def round_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 
 @row(pow)
 def pow_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return pr.binary(m, "**", *args) if len(args) == 2 else m.native(pow, args, kwargs)
+    return pr.binary(m, "**", *args) if len(args) == 2 and not kwargs else m.native(pow, args, kwargs)
 
 
 @row(divmod)
