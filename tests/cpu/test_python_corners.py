@@ -17,6 +17,7 @@ import operator
 import pathlib
 import re
 import string
+import sys
 import threading
 import types
 import warnings
@@ -846,6 +847,13 @@ def _ends(values: set[int], lines: Any) -> str:
     return "went on"
 
 
+def _leaves() -> Any:
+    try:
+        sys.exit(3)
+    except SystemExit as e:
+        return e.code
+
+
 def _failing() -> Any:
     yield 1 // 0
 
@@ -931,6 +939,7 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
     "found in a file": (lambda f: ("a\n" in f, f.tell()), lambda: (io.StringIO("a\nb\n"),)),
     "three-argument pow": (lambda: (pow(2, 6, mod=10), functools.partial(pow, mod=10)(3, 5), pow(base=2, exp=3)), tuple),
     "where a class is made": (lambda: type("Made", (), {}).__module__, tuple),
+    "an exit": (_leaves, tuple),
     "a list of itself": (lambda x: (len(x), x[1] is x), lambda: (_of_itself(),)),
     "a proxy": (_proxy, tuple),
     "a generator that fails": (_ends, lambda: ({1}, _failing())),

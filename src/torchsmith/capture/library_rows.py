@@ -391,6 +391,11 @@ def dataclass_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return made
 
 
+@row(sys.exit)
+def exit_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Raised(SystemExit(*args))
+
+
 @row(sys._getframe)
 def getframe(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     raise Unsupported("CAP014", at=m.loc(), detail="sys._getframe")
