@@ -869,6 +869,10 @@ class Recent(collections.OrderedDict[str, int]):
     pass
 
 
+class Filled(collections.defaultdict[str, Any]):
+    pass
+
+
 def _moved(kind: Callable[..., Any]) -> Any:
     made = kind(a=1, b=2, c=3)
     made.move_to_end("a")
@@ -940,6 +944,10 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
     "three-argument pow": (lambda: (pow(2, 6, mod=10), functools.partial(pow, mod=10)(3, 5), pow(base=2, exp=3)), tuple),
     "where a class is made": (lambda: type("Made", (), {}).__module__, tuple),
     "an exit": (_leaves, tuple),
+    "text of its own class": (lambda x: (repr(x), str(x), f"{x}"), lambda: (_moved(Recent),)),
+    "copies of a default": (lambda x: (copy.copy(x), copy.deepcopy(x), Filled(list, a=1)), lambda: (Filled(list, a=[1]),)),
+    "copies of a deque": (lambda x: (copy.copy(x), copy.deepcopy(x)), lambda: (collections.deque([1, 2], 3),)),
+    "order of a frozen set": (lambda: list(frozenset([3, 1, 2]) ^ {1, 9}), tuple),
     "a list of itself": (lambda x: (len(x), x[1] is x), lambda: (_of_itself(),)),
     "a proxy": (_proxy, tuple),
     "a generator that fails": (_ends, lambda: ({1}, _failing())),

@@ -850,8 +850,8 @@ def _row_init(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kw
         args = [pr.filling(m, args[0]), *args[1:]] if issubclass(type(self), set) else [m.listed(args[0]), *args[1:]]
     base: Any = next(b for b in (*_C_BASES, BaseException) if issubclass(t, b))
     if track is not None and container_base(t):
-        if issubclass(t, deque):
-            raise Unsupported("CAP012", at=m.loc(), detail="__init__ of a deque from outside")  # it may have another length from now on
+        if issubclass(t, (deque, defaultdict)):  # it may have another length or factory from now on
+            raise Unsupported("CAP012", at=m.loc(), detail=f"__init__ of a {t.__name__} from outside")
         self = m.world.change(track)
     return m.native(base.__init__, [self, *args], kwargs)
 

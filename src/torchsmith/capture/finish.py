@@ -255,6 +255,8 @@ class _Builder:
             self.namespace.setdefault("OrderedDict", OrderedDict)
             if issubclass(type(v), OrderedDict):
                 self.lines.append(f"OrderedDict.__init__({name})")
+            elif issubclass(type(v), defaultdict):
+                self.lines.append(f"{name}.default_factory = {self.value(v.default_factory)}")
             for k, x in entries(v):
                 self.lines.append(f"{put}.__setitem__({name}, {self.value(k)}, {self.value(x)})")
         elif issubclass(type(v), list):
@@ -368,6 +370,8 @@ def _build_set(b: _Builder, v: Any) -> str:
     if type(v) is set and all(type(x) in SCALARS for x in v):  # in the order that it has
         return b._name(v, f"{b.const(_frame.clone_set)}({b.const(_frame.clone_set(v))})")
     if type(v) is frozenset:
+        if all(type(x) in SCALARS for x in v):  # never changes: itself, in the order that it has
+            return b.const(v)
         return b._name(v, f"frozenset([{', '.join(b.value(x) for x in v)}])")
     name = b._name(v, "set()")  # what it holds may lead back to it
     b.lines.append(f"{name}.update([{', '.join(b.value(x) for x in v)}])")

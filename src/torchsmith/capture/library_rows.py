@@ -17,7 +17,7 @@ import sys
 import types
 import typing
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import Any
 
 import torch
@@ -86,6 +86,8 @@ def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
     memo[key] = new
     if base is not None:
         body = m.world.image(track) if track is not None else obj
+        if base is deque:
+            deque.__init__(new, (), body.maxlen)
         if issubclass(base, dict):
             if base is defaultdict:
                 new.default_factory = body.default_factory

@@ -386,7 +386,10 @@ def _shows_outside(m: Machine, a: Any, depth: int = 4) -> bool:
     base = tuple if issubclass(t, tuple) else container_base(t) or t
     if base in CONTAINERS or base in (tuple, frozenset):
         track = m.world.tracks.get(id(a))
-        if depth == 0 or (track is not None and type(track.obj).__repr__ is not t.__repr__):  # an image is a plain container
+        if depth == 0:
+            return True
+        own = t if track is None else type(track.obj)
+        if own.__repr__ is not t.__repr__ or (own is not t and base not in (list, dict)):  # an image is a plain container; others say their class
             return True
         inside = (*dict.keys(a), *dict.values(a)) if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore[attr-defined]
         return any(_shows_outside(m, x, depth - 1) for x in inside)
