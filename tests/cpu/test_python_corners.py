@@ -873,6 +873,68 @@ class Filled(collections.defaultdict[str, Any]):
     pass
 
 
+def _factory_changed(x: Any) -> Any:
+    x.default_factory = list
+    other = x.copy()
+    return other["q"], x["z"], x.default_factory
+
+
+def _season() -> Any:
+    class Season(enum.Enum):
+        SPRING = 1
+
+        def said(self) -> str:
+            return "spring"
+
+    return Season
+
+
+def _unsaid(cls: Any) -> bool:
+    del cls.said
+    return hasattr(cls, "said")
+
+
+def _named() -> Any:
+    class Named:
+        __name__ = property(lambda self: "named")  # type: ignore[assignment]
+        __class__ = property(lambda self: int)  # type: ignore[assignment]
+
+    torchsmith.compiler.graph_break()
+    return Named().__name__, isinstance(Named(), int)
+
+
+class Field(property):
+    pass
+
+
+class Doubles:
+    _held = 1
+
+    @Field
+    def held(self) -> int:
+        return self._held
+
+    @held.setter
+    def held(self, value: int) -> None:
+        self._held = value * 2
+
+    @Field
+    def fixed(self) -> int:
+        return 7
+
+    def __repr__(self) -> str:
+        return "Doubles"
+
+
+def _doubled(x: Any) -> Any:
+    x.held = 4
+    found = x.held
+    try:
+        x.fixed = 3
+    except AttributeError as e:
+        return found, x._held, x.fixed, str(e)
+
+
 def _moved(kind: Callable[..., Any]) -> Any:
     made = kind(a=1, b=2, c=3)
     made.move_to_end("a")
@@ -944,6 +1006,10 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
     "three-argument pow": (lambda: (pow(2, 6, mod=10), functools.partial(pow, mod=10)(3, 5), pow(base=2, exp=3)), tuple),
     "where a class is made": (lambda: type("Made", (), {}).__module__, tuple),
     "an exit": (_leaves, tuple),
+    "a factory that changes": (_factory_changed, lambda: (collections.defaultdict(None, a=1),)),
+    "a method that goes": (_unsaid, lambda: (_season(),)),
+    "properties with names of Python's": (_named, tuple),
+    "a property of its own class": (_doubled, lambda: (Doubles(),)),
     "text of its own class": (lambda x: (repr(x), str(x), f"{x}"), lambda: (_moved(Recent),)),
     "copies of a default": (lambda x: (copy.copy(x), copy.deepcopy(x), Filled(list, a=1)), lambda: (Filled(list, a=[1]),)),
     "copies of a deque": (lambda x: (copy.copy(x), copy.deepcopy(x)), lambda: (collections.deque([1, 2], 3),)),

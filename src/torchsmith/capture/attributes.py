@@ -10,6 +10,7 @@ import enum
 import functools
 import threading
 import types
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -257,13 +258,19 @@ def _bound(m: Machine, obj: Any, t: type, name: str) -> Any:
         raise Raised(e) from None
 
 
+def _is_property(m: Machine, cattr: Any, method: str) -> bool:
+    """Is this a property, or of a class that extends it and leaves this method as it is?"""
+    t = type(cattr)
+    return t is property or (issubclass(t, property) and find(m, t, method) is vars(property)[method])
+
+
 def _get_descriptor(m: Machine, cattr: Any, obj: Any, t: type, name: str, track: Track | None) -> Any:
     """A class attribute seen through an instance."""
     ct = type(cattr)
     if ct is Function:
         class_guard(m, t, name, cattr)
         return types.MethodType(cattr, obj)
-    if ct is property:
+    if _is_property(m, cattr, "__get__"):
         class_guard(m, t, name, cattr)
         if cattr.fget is None:
             raise Raised(AttributeError(f"property '{name}' of '{t.__name__}' object has no getter"))
@@ -504,7 +511,7 @@ def _super_attr(m: Machine, sup: Any, name: str) -> Any:
         return _bind_class(value.__func__, start)
     if vt is staticmethod:
         return value.__func__
-    if vt is property:
+    if _is_property(m, value, "__get__"):
         return m.call(value.fget, [obj], {})
     getter = find(m, vt, "__get__")
     if getter is MISSING:
@@ -612,10 +619,12 @@ def default_setattr(m: Machine, obj: Any, t: type, name: str, value: Any) -> Non
             m.world.set_attr(m.world.track_pinned(obj), name, value)
             _note_class_write(m, obj, name, value)
         return
+    if name == "default_factory" and issubclass(t, defaultdict) and (track := m.world.of(obj)) is not None:
+        m.world.image(track).default_factory = value  # the image asks it too
     cattr = find(m, t, name)
     if cattr is not MISSING and (_is_data(m, type(cattr)) or hasattr(type(cattr), "__set__")):
         ct = type(cattr)
-        if ct is property:
+        if _is_property(m, cattr, "__set__"):
             if cattr.fset is None:
                 raise Raised(AttributeError(f"property '{name}' of '{t.__name__}' object has no setter"))
             m.call(cattr.fset, [obj, value], {})
@@ -687,7 +696,7 @@ def default_delattr(m: Machine, obj: Any, t: type, name: str) -> None:
         return
     track = m.world.of(obj)
     cattr = MISSING if issubclass(type(obj), PINNED_TYPES) else find(m, t, name)
-    if type(cattr) is property:
+    if _is_property(m, cattr, "__delete__"):
         class_guard(m, t, name, cattr)
         if cattr.fdel is None:
             raise Raised(AttributeError(f"property '{name}' of '{t.__name__}' object has no deleter"))

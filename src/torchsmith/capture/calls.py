@@ -266,7 +266,7 @@ def _call_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         raise Unsupported(refused, at=m.loc(), detail=f"{fn.__module__}.{fn.__qualname__}")
     if top == "numpy":
         return arrays.call(m, fn, args, kwargs)
-    if top in _NATIVE_LIBRARIES and not any(_has_attributes_outside(m, a) for a in (*args, *kwargs.values())):
+    if top in _NATIVE_LIBRARIES and fn.__name__ not in ("__setattr__", "__delattr__") and not any(_has_attributes_outside(m, a) for a in (*args, *kwargs.values())):
         return m.native(fn, args, kwargs)
     return m.inline(fn, args, kwargs)
 

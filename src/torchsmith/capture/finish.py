@@ -391,13 +391,14 @@ def _build_class(b: _Builder, cls: type) -> str:
     bases, own = cls.__bases__, dict(cls.__dict__)
     told = any("__init_subclass__" in vars(t) for t in cls.__mro__[1:-1])
     named = any(hasattr(type(v), "__set_name__") and type(v) is not property for v in own.values())
-    if type(cls) not in _PLAIN_METAS or told or named:
+    shadowing = any(k in own and type(own[k]) not in _BY_PYTHON and k not in _SETTABLE for t in (type, object) for k, d in vars(t).items() if hasattr(d, "__set__"))
+    if type(cls) not in _PLAIN_METAS or told or named or shadowing:
         raise Unsupported("CAP015", at=b.m.loc(), detail=f"{cls.__qualname__}, a class made inside")
     first = {k: own.pop(k) for k in ("__module__", "__qualname__", "__doc__", "__slots__") if k in own}
     first.setdefault("__qualname__", cls.__qualname__)
     name = b._name(cls, f"{b.const(type(cls))}({cls.__name__!r}, ({''.join(f'{b._class(t)}, ' for t in bases)}), {first!r})")
     for k, v in own.items():
-        if type(v) not in (types.GetSetDescriptorType, types.MemberDescriptorType, _ABC_STATE):  # what Python itself puts there
+        if type(v) not in _BY_PYTHON:
             b.lines.append(f"{b.const(type.__setattr__)}({name}, {k!r}, {_member(b, v)})")
     return name
 
@@ -416,8 +417,10 @@ def _member(b: _Builder, v: Any) -> str:
 
 
 _MARKS = frozenset(map(type, (dataclasses.MISSING, dataclasses._FIELD, dataclasses._HAS_DEFAULT_FACTORY)))  # type: ignore[attr-defined]
+_SETTABLE = frozenset({"__module__", "__qualname__", "__doc__", "__annotations__", "__abstractmethods__", "__type_params__"})
 _PLAIN_METAS = frozenset({type, type(torch.Tensor), abc.ABCMeta})
 _ABC_STATE = type(vars(abc.ABC)["_abc_impl"])
+_BY_PYTHON = (types.GetSetDescriptorType, types.MemberDescriptorType, _ABC_STATE)  # what Python itself puts into a class
 _NO_METADATA = dataclasses.field().metadata
 _FIELD_GETTER = type(collections.namedtuple("_Pair", "a").a)  # type: ignore[attr-defined]  # of a namedtuple: it knows its place only
 
