@@ -349,6 +349,13 @@ def test_numbers_beside_half_formats_round_as_in_eager(dtype: torch.dtype) -> No
 
     check(numbers, (torch.linspace(-2, 2, 300).to(dtype), torch.tensor(2.7)), exact=True)
 
+    def constants(x: Tensor) -> tuple[Tensor, ...]:
+        filled = torch.full((3,), 0.1, dtype=dtype)
+        beside = x % torch.tensor(0.001, dtype=dtype), x.double() * torch.full((3,), 0.1), x * filled
+        return *beside, filled.float(), x.new_full((3,), 0.3, dtype=dtype).double(), torch.zeros(3, dtype=dtype).fill_(0.1).float()
+
+    check(constants, (torch.tensor([1.0, 2.0, 3.0]),), exact=True)
+
 
 # ---------------------------------------------------------------- every number of an operator may vary
 
@@ -420,6 +427,20 @@ def test_no_unknown_number_becomes_zero() -> None:
 
 def _asks(e: ast.AST) -> bool:
     return isinstance(e, ast.Call) and getattr(e.func, "id", getattr(e.func, "attr", "")) in ("known", "const_of", "maybe_as_int")
+
+
+def test_bytes_that_are_no_bools_stay() -> None:
+    def through(x: Tensor) -> tuple[Tensor, ...]:
+        return (x + 1).view(torch.bool).view(torch.float32) + 1, (x > 0).view(torch.uint8) + 1
+
+    def written(x: Tensor) -> Tensor:
+        x.view(torch.uint8)[0] = 7
+        return x.view(torch.uint8) + 1
+
+    a, b = torch.tensor([True, False]), torch.tensor([True, False])
+    torch.testing.assert_close(torchsmith.compile(through)(torch.arange(3.0)), through(torch.arange(3.0)))
+    assert torchsmith.compile(written)(a).tolist() == written(b).tolist() == [8, 1]
+    assert a.view(torch.uint8).tolist() == b.view(torch.uint8).tolist()
 
 
 def test_results_come_in_eagers_containers() -> None:

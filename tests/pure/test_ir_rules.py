@@ -188,6 +188,9 @@ def test_conversions() -> None:
     assert convert(Const(dt.f64, 0.1), dt.f32).value == 0.10000000149011612  # type: ignore[attr-defined]
     assert convert(Const(dt.f32, 1.00390625), dt.bf16).value == 1.0  # type: ignore[attr-defined]
     assert convert(Const(dt.i64, 300), dt.u8) is Const(dt.u8, 44)
+    assert convert(Const(dt.f16, 0.1), dt.f32) is Const(dt.f32, 0.0999755859375)  # what the narrow dtype has for it
+    assert convert(Const(dt.bf16, 0.1), dt.f64) is Const(dt.f64, 0.10009765625)
+    assert convert(Const(dt.f32, 0.1), dt.f64) is Const(dt.f64, 0.10000000149011612)
 
 
 def test_select() -> None:

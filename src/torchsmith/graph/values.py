@@ -219,6 +219,8 @@ def undo_unfold(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc
 
 @inverse(aten.view.dtype)
 def undo_view_dtype(emit: Emit, step: Step, base: Callable[[], Node], new: Node, loc: str) -> Node:
+    if step.before.dtype is torch.bool:
+        raise Unsupported("GRA006", at=loc, detail="a write to the bytes of bools")
     return emit(aten.view.dtype, (new, step.before.dtype), {}, step.before, loc)
 
 

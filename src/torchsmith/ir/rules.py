@@ -284,7 +284,7 @@ def convert_rule(name: str, dtype: DType, args: tuple[Expr, ...]) -> Expr | None
 
 
 def convert_constant(a: Const, dtype: DType) -> Expr | None:
-    value = a.value
+    value = round_to(a.dtype, float(a.value)) if a.dtype.is_float else a.value
     if dtype is dt.bool_:
         return Const(dtype, value != 0)
     if dtype.is_float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...codes import Unsupported
 from ..layout import (
     UNKNOWN,
     Size,
@@ -356,7 +357,13 @@ for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten._conj.
     rule(_op)(_op)  # torch's own rule takes symbols
 
 
-@view(aten.view.dtype)
+@rule(aten.view.dtype)
+def view_dtype(self: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype is torch.bool and self.dtype is not dtype:  # a bool of ours is 0 or 1
+        raise Unsupported("GRA006", at=current().facts.loc, detail=f"the bytes of {self.dtype} as torch.bool")
+    return _choose(aten.view.dtype, reinterpret)(self, dtype)  # type: ignore[no-any-return]
+
+
 def reinterpret(self: Tensor, dtype: torch.dtype) -> Tensor:
     have, want = self.element_size(), dtype.itemsize
     if have < want:
