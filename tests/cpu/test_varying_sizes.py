@@ -234,6 +234,28 @@ def test_geometry_changed_in_place_where_a_size_may_be_1() -> None:
     assert len(explanation(got).graphs) == 1
 
 
+def test_what_torch_asks_of_a_size_of_1() -> None:
+    """Nothing to sum: the result is the tensor itself. A matrix of one column raises. Of operands that broadcast none has a say."""
+
+    def summed(x: Tensor) -> Tensor:
+        y = x.sum_to_size(1, 1)
+        y[0].div_(2)
+        return x + y
+
+    def ordered(x: Tensor) -> Tensor:
+        return F.avg_pool1d(x, 7, stride=3) / x
+
+    compiled = torchsmith.compile(summed, dynamic=True)
+    for shape in ((3, 4), (1, 1), (1, 3)):
+        torch.testing.assert_close(compiled(torch.ones(shape)), summed(torch.ones(shape)))
+    x = torch.ones(1, 2, 9)
+    assert torchsmith.compile(ordered, dynamic=True)(x).stride() == ordered(x).stride() == (18, 9, 1)
+    matrices = torchsmith.compile(torch.linalg.vander, dynamic=True)
+    torch.testing.assert_close(matrices(torch.ones(2, 5)), torch.ones(2, 5, 5))
+    with pytest.raises(RuntimeError, match="N must be greater than 1"):
+        matrices(torch.ones(3, 1))
+
+
 def test_sums_of_sizes_that_raise_for_these_may_not_for_1() -> None:
     """(1, n) and (1, n + 1) do not go together, unless n is 1: the condition asked of n alone is assumed with the exception."""
 

@@ -368,7 +368,7 @@ def strides_by_rows(shape: Sizes, operands: Sequence[tuple[Sequence[Size], Seque
         offset = n - len(given)
         row = [0] * n
         for i in range(len(given)):
-            row[offset + i] = 0 if is_static_one(given[i]) and not is_static_one(shape[offset + i]) else rank_of(strides[i])
+            row[offset + i] = 0 if is_known_one(given[i]) and not is_known_one(shape[offset + i]) else rank_of(strides[i])
         rows.append(row)
     perm = dimension_order(sizes, rows)
     if perm == list(range(n - 1, -1, -1)):
@@ -412,6 +412,11 @@ def dimension_order(sizes: list[int], rows: list[list[int]]) -> list[int]:
 
 def is_static_one(s: Size) -> bool:
     return type(s) is int and s == 1
+
+
+def is_known_one(s: Size) -> bool:
+    """A size that is 1 by what was assumed counts."""
+    return is_certain(s == 1)
 
 
 def is_zero(s: Size) -> bool:

@@ -20,6 +20,7 @@ from ..layout import (
     broadcast,
     broadcasts_to,
     hint_of,
+    is_certain,
     is_channels_last,
     is_contiguous,
     is_one,
@@ -94,6 +95,24 @@ def reshape(trace: Tracing, call: Any, self: Tensor, *shape: Any, **kwargs: Any)
     if _shows(self, new, trace.facts.is_promise):
         return self.view(new)
     return _copied(trace, self, torch.contiguous_format, lambda: _may_show(self, new)).view(new)
+
+
+@function_rule(Tensor.sum_to_size)
+def sum_to_size(trace: Tracing, call: Any, self: Tensor, *size: Any, **kwargs: Any) -> Tensor:
+    """A dimension that is 1 already is not summed: where all are, the result is the tensor itself."""
+    wanted = kwargs.get("size") or (size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size)
+    for n, want in zip(reversed(self.shape), reversed(wanted), strict=False):
+        if type(n) is torch.SymInt and is_certain(want == 1):
+            asked_equal(n, 1)
+    return call(self, *size, **kwargs)  # type: ignore[no-any-return]
+
+
+@function_rule(torch.linalg.vander)
+def vander(trace: Tracing, call: Any, x: Tensor, *, N: Any = None) -> Tensor:
+    """torch asks of a length that varies whether it is 1 as it asks of broadcasting, and then raises."""
+    if N is None and x.dim():
+        asked_equal(x.shape[-1], 1)
+    return call(x) if N is None else call(x, N=N)  # type: ignore[no-any-return]
 
 
 def _shows(t: Tensor, new: Any, for_all: bool) -> bool:
