@@ -112,6 +112,34 @@ def test_gradients_flow_through_the_module(net, program):
     assert net.fc.weight.grad is not None and net.fc.weight.grad.abs().sum() > 0
 
 
+class Written(nn.Module):
+    def __init__(self, factor=2):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+        self.norm, self.factor = nn.BatchNorm1d(3), factor
+
+    def forward(self, x):
+        self.total.add_(x.sum(0))
+        found = x.nonzero()
+        return {"norm": self.norm(x).view(-1) * self.factor, "total": self.total, "turned": x.transpose(0, 1), "n": x.shape[0] + 1,
+                "found": (found + 1, found.new_zeros(found.shape[0] * 2)), "flat": x.flip(0).t().reshape(-1)}  # fmt: skip
+
+
+def test_a_module_of_a_program_is_compiled():
+    """In one graph; another program of the same signature has a graph of its own."""
+    module = Written()
+    program = export(module, (torch.randn(4, 3),), dynamic_shapes={"x": {0: Dim("n", min=2)}})
+    own, other = program.module(), export(Written(5), (torch.randn(4, 3),), dynamic_shapes={"x": {0: Dim("n", min=2)}}).module()
+    compiled = torchsmith.compile(lambda m, x: m(x), backend="eager", fullgraph=True, dynamic=True)
+    for n, mine in ((4, own), (6, own), (5, other)):
+        copied, x = copy.deepcopy(mine), torch.randn(n, 3).relu()
+        got, want = compiled(mine, x), copied(x)
+        for (path, a), (_, b) in zip(*(torch.utils._pytree.tree_flatten_with_path(r)[0] for r in (got, want)), strict=True):
+            assert a == b if type(b) is int else (torch.equal(a, b) and a.stride() == b.stride()), path
+        assert all(torch.equal(a, copied.state_dict()[k]) for k, a in mine.state_dict().items())
+        assert got["turned"]._base is x and got["total"] is mine.total
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..graph.eager import as_module, origin_value, run_functional
+from ..graph.eager import as_module, as_python, origin_value, run_functional
 from ..graph.sizes import LARGEST, SizeFacts, print_condition
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec
 from ..graph.tracing import spec_of
@@ -393,7 +393,8 @@ class ExportedModule(nn.Module):
         leaves = program.flat_arguments(args, kwargs)
         program.check(leaves)
         values = [leaves[r.leaf] if r.kind == "user" else self._tensor(r) for r in program.inputs]
-        results = run_functional(program.functional, values)
+        written_out = _written_out(program, str(id(program.functional))) if torch.compiler.is_compiling() else None
+        results = run_functional(program.functional, values) if written_out is None else written_out(*values, *program.functional.consts)
         return pytree.tree_unflatten([results[r.value] if r.kind == "out" else r.value for r in program.outputs], program.out_spec)
 
     def _tensor(self, row: InputRow) -> Tensor:
@@ -404,6 +405,14 @@ class ExportedModule(nn.Module):
         for part in path:
             found = found._modules[part]
         return found._parameters[last] if row.kind == "param" else found._buffers[last]  # type: ignore[no-any-return]
+
+
+def _written_out(program: ExportedProgram, which: str) -> Any:
+    """What a compiler captures of a call: the graph as Python, a constant of what is captured. which: for this graph only."""
+    return as_python(program.functional)
+
+
+_written_out._torchsmith_constant = True  # type: ignore[attr-defined]  # compiler.assume_constant_result
 
 
 def _install(root: nn.Module, row: InputRow, tensor: Tensor) -> None:

@@ -5,13 +5,14 @@ In: FunctionalGraph. Out: a callable on real tensors that does write-backs and r
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from ..ir.expr import Cast, Const, Expr, Op, Sym
 from ..ir.number import number_of
@@ -66,63 +67,169 @@ _PYTHON: dict[str, Callable[..., Any]] = {
 }  # fmt: skip  (of any other operator: the function that its row has for one number)
 
 
-def as_module(fg: FunctionalGraph) -> fx.GraphModule:
-    """The graph as a module of ATen calls whose sizes are nodes: `sym_size` of a tensor, and Python's arithmetic. Results may have other
-    strides than eager's."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    numbers: dict[Expr, Any] = {}
-    shown: dict[str, tuple[fx.Node, int]] = {}  # a tensor and dimension that tell a symbol
-    first = list(fg.graph.nodes)[: len(fg.inputs) + len(fg.consts)]
-    origins = {s.sym.name: s.origin for s in fg.symbols if s.origin[0] != "bound"}
+class _Writer:
+    """A FunctionalGraph written as another graph, whose sizes are nodes: `sym_size` of a tensor, and Python's arithmetic."""
 
-    def symbol(name: str) -> Any:
-        if name not in origins:
-            node, d = shown[name]
-            return node if d < 0 else graph.call_function(aten.sym_size.int, (node, d))
-        kind, number, *at = origins[name]
-        given = copies[first[int(number)]]
+    def __init__(self, fg: FunctionalGraph) -> None:
+        self.fg, self.graph = fg, fx.Graph()
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.numbers: dict[Expr, Any] = {}
+        self.shown: dict[str, tuple[fx.Node, int]] = {}  # a tensor and dimension that tell a symbol
+        self.first = list(fg.graph.nodes)[: len(fg.inputs) + len(fg.consts)]
+        self.origins = {s.sym.name: s.origin for s in fg.symbols if s.origin[0] != "bound"}
+
+    def symbol(self, name: str) -> Any:
+        if name not in self.origins:
+            node, d = self.shown[name]
+            return node if d < 0 else self.graph.call_function(aten.sym_size.int, (node, d))
+        kind, number, *at = self.origins[name]
+        given = self.copies[self.first[int(number)]]
         if kind not in ("size", "stride"):
             return given
-        value = graph.call_function(aten.sym_size.int if kind == "size" else aten.sym_stride.int, (given, int(at[0])))
+        value = self.graph.call_function(aten.sym_size.int if kind == "size" else aten.sym_stride.int, (given, int(at[0])))
         for fn, n in zip((operator.sub, operator.floordiv), reversed(at[1:]), strict=False):
-            value = graph.call_function(fn, (value, int(n)))
+            value = self.graph.call_function(fn, (value, int(n)))
         return value
 
-    def number_node(e: Expr) -> Any:
+    def number(self, e: Expr) -> Any:
         if isinstance(e, Const):
             return e.value
-        if e not in numbers:
+        if e not in self.numbers:
             if isinstance(e, Sym):
-                numbers[e] = symbol(e.name)
+                self.numbers[e] = self.symbol(e.name)
             else:
                 if isinstance(e, Cast):
                     made: Callable[..., Any] = float if e.dtype.is_float else bool if e.dtype.name == "bool" else int
                 else:
                     name = e.name if isinstance(e, Op) else ""
                     made = _PYTHON.get(name) or OPS[name].scalar
-                numbers[e] = graph.call_function(made, tuple(map(number_node, e.args)))
-        return numbers[e]
+                self.numbers[e] = self.graph.call_function(made, tuple(map(self.number, e.args)))
+        return self.numbers[e]
 
-    def copied(v: Any) -> Any:
+    def copied(self, v: Any) -> Any:
         if isinstance(v, (tuple, list)):
-            return type(v)(map(copied, v))
-        return copies[v] if isinstance(v, fx.Node) else number_node(v) if isinstance(v, Expr) else v
+            return type(v)(map(self.copied, v))
+        return self.copies[v] if isinstance(v, fx.Node) else self.number(v) if isinstance(v, Expr) else v
 
-    for node in fg.graph.nodes:
+    def write(self, node: fx.Node, own: Mapping[Any, Any]) -> fx.Node:
+        """own: what is called instead of an operator."""
         if node.op == "placeholder":
-            copies[node] = graph.placeholder(node.name)
+            made = self.graph.placeholder(node.name)
         else:
-            args, kwargs = copied(node.args), {k: copied(v) for k, v in node.kwargs.items()}
-            copies[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
-        copies[node].meta = dict(node.meta)
-        spec = node.meta.get("spec")
+            args, kwargs = self.copied(node.args), {k: self.copied(v) for k, v in node.kwargs.items()}
+            made = self.graph.create_node(node.op, own.get(node.target, node.target), args, kwargs, node.name)
+        made.meta = dict(node.meta)
+        self.copies[node] = made
+        self.tell(made, node.meta.get("spec"))
+        return made
+
+    def tell(self, made: fx.Node, spec: Any) -> None:
+        """The symbols that a value tells."""
         if isinstance(spec, Sym):
-            shown.setdefault(spec.name, (copies[node], -1))
+            self.shown.setdefault(spec.name, (made, -1))
         for d, n in enumerate(spec.shape if isinstance(spec, TensorSpec) else ()):
             if isinstance(n, Sym):
-                shown.setdefault(n.name, (copies[node], d))
-    return fx.GraphModule(torch.nn.Module(), graph)
+                self.shown.setdefault(n.name, (made, d))
+
+
+def as_module(fg: FunctionalGraph) -> fx.GraphModule:
+    """The graph as a module of ATen calls. Results may have other strides than eager's."""
+    writer = _Writer(fg)
+    for node in fg.graph.nodes:
+        writer.write(node, {})
+    return fx.GraphModule(torch.nn.Module(), writer.graph)
+
+
+def as_python(fg: FunctionalGraph) -> Callable[..., Any] | None:
+    """`run_functional` as a Python function `f(*inputs, *consts)` without loops over the graph, which is made for being captured; None
+    where a result shows memory as another dtype."""
+    writer = _Writer(fg)
+    graph, by_name = writer.graph, {n.name: n for n in fg.graph.nodes}
+
+    def laid_out(node: fx.Node, spec: Any) -> fx.Node:
+        if isinstance(spec, tuple):
+            parts = [laid_out(graph.call_function(operator.getitem, (node, i)), s) for i, s in enumerate(spec)]
+            return graph.call_function(_listed, tuple(parts))
+        if not isinstance(spec, TensorSpec):
+            return node
+        writer.tell(node, spec)
+        fitted = graph.call_function(_laid_out, (node, tuple(map(writer.number, spec.strides))))
+        fitted.meta["spec"] = spec
+        return fitted
+
+    for node in fg.graph.nodes:
+        if node.op == "output":
+            break
+        made = writer.write(node, _ON_VALUES)
+        if node.op == "call_function":
+            writer.copies[node] = laid_out(made, node.meta["spec"])
+    given = [writer.copies[n] for n in writer.first]
+    results: list[Any] = [None] * len(fg.outputs)
+    for i, out in enumerate(fg.outputs):
+        if isinstance(out, FreshOutput):
+            results[i] = writer.copies[by_name[out.node]]
+        elif isinstance(out, InputOutput):
+            results[i] = given[out.index]
+        elif isinstance(out, SizeOutput):
+            results[i] = writer.number(out.value)
+    for number, name in fg.write_backs:
+        graph.call_function(_write_back, (given[number], writer.copies[by_name[name]]))
+    for i, out in enumerate(fg.outputs):
+        if isinstance(out, ViewOutput):
+            base, spec = given[out.of] if isinstance(out.of, int) else results[out.of[1]], out.spec
+            if spec.dtype != base.meta["spec"].dtype:
+                return None
+            rows = [tuple(map(writer.number, row)) for row in (spec.shape, spec.strides)]
+            results[i] = graph.call_function(_shown, (base, *rows, 0 if spec.offset is None else writer.number(spec.offset)))
+    graph.output(tuple(results))
+    code = graph.python_code("self")
+    namespace = dict(code.globals)
+    exec(compile(code.src, "<torchsmith exported program>", "exec"), namespace)
+    return functools.partial(namespace["forward"], None)
+
+
+def _laid_out(value: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The value with these strides: they mean nothing in dimensions of size 1."""
+    if value.stride() == strides:
+        return value
+    rows = [(a, b) for n, a, b in zip(value.shape, strides, value.stride(), strict=True) if n != 1]
+    if value.numel() and any(a != b for a, b in rows):
+        if any(a == 0 for a, _ in rows):
+            return value
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+    return value.as_strided(value.shape, strides)
+
+
+def _listed(*values: Any) -> list[Any]:
+    return list(values)
+
+
+def _write_back(target: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def _shown(base: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
+    return base.as_strided(shape, strides, base.storage_offset() + offset)
+
+
+def _strided(base: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Tensor:
+    return base.as_strided(size, stride, base.storage_offset() + (offset or 0))
+
+
+def _clone(value: Tensor, **options: Any) -> Tensor:
+    return value.clone(**options)
+
+
+def _scattered(base: Tensor, *args: Any) -> Tensor:
+    return aten.as_strided_scatter.default(base.clone(), *args)
+
+
+# On values every view of sizes exists, and what is counted from a storage's begin is counted from the operand's first element.
+_ON_VALUES: dict[Any, Any] = {
+    aten.view.default: aten.reshape.default, aten.clone.default: _clone, aten.as_strided.default: _strided,
+    aten.as_strided_scatter.default: _scattered,
+}  # fmt: skip
 
 
 def symbol_values(fg: FunctionalGraph, inputs: Sequence[Any]) -> dict[str, Any]:
