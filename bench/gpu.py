@@ -591,7 +591,8 @@ def first_call(who: str, kind: str, name: str) -> dict[str, float]:
     torch.cuda.synchronize()
     start, ends = time.perf_counter(), list[float]()
     for _ in range(4):
-        f()
+        with torch.set_grad_enabled(kind == "training"):
+            f()
         torch.cuda.synchronize()
         ends.append(time.perf_counter() - start)
     return {"first": ends[0], "steady": ends[-1], **{k: v for k, v in spent.items() if v > 0.1}}

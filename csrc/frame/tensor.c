@@ -262,7 +262,9 @@ static void probe_grad(PyObject *leaves) {
   for (size_t o = 8; o + 8 <= size; o += 8) {
     int good = 1;
     for (Py_ssize_t i = 0; good && i < n; i++) good = i % 3 == 2 ? *(uintptr_t *)(m[i] + o) > 4096 : !*(void **)(m[i] + o);
-    if (good) { if (fn >= 0) return; fn = (int)o; }
+    if (!good || (fn >= 0 && o == (size_t)fn + 8)) continue; /* before torch 2.12 a std::shared_ptr: the object, then its counts */
+    if (fn >= 0) return;
+    fn = (int)o;
   }
   if (byte < 0 || fn < 0) return;
   T.o_requires = byte, T.o_grad_fn = fn, T.autograd_vtable = *(void **)m[0];

@@ -50,6 +50,7 @@ from .options import Options
 from .runtime import build as building
 from .runtime import cache, cubins  # noqa: F401  (cubins enters its row)
 from .runtime.draws import TAKE, generator_states, put_back
+from .runtime.images import IMAGE_STARTERS
 from .runtime.load import arch_of, load
 from .runtime.manifest import Manifest
 from .runtime.toolchain import check_runs
@@ -221,6 +222,8 @@ def compile_source(fg: FunctionalGraph, options: Options, name: str, inputs: Seq
 
 
 def _compile_source(fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any]) -> Source:
+    if start := IMAGE_STARTERS.get(target_of(fg, options)[0].language):
+        start(options)
     program = run_passes(FRONT, fg, options, name)
     decided, lines = tune_program(program, fg, options, name, inputs) if options.max_autotune and inputs else (NOTHING, ())
     source: Source = run_passes(back(decided), program, options, name)

@@ -31,6 +31,7 @@ from torchsmith.ir.kernel import Kernel, Require, Scheduled
 from torchsmith.ir.program import Check, Extern
 from torchsmith.lower import lower
 from torchsmith.options import Options
+from torchsmith.runtime import cubins
 from torchsmith.runtime.cubins import compile_images
 from torchsmith.schedule import blocks
 from torchsmith.schedule.fusion import near_sums, rematerialize
@@ -294,6 +295,33 @@ def test_machine_code(arch, tmp_path):
         assert not spilled(image.ptx, tmp_path), text
         touched = re.search(rb"(ld|st)\.global|cp\.async|atom\.|red\.|griddepcontrol", image.ptx)
         assert image.waits == (arch >= 90) == (touched is not None and touched[0] == b"griddepcontrol"), text
+
+
+def test_processes_that_wait_for_texts(monkeypatch):
+    """They are started once, before there is a text; a forked process starts its own; one that died is not asked."""
+
+    class Waiting:
+        def __init__(self):
+            self.process, self.status, self.ended = self, None, False
+            made.append(self)
+
+        def poll(self):
+            return self.status
+
+        def end(self):
+            self.ended = True
+
+    made: list[Waiting] = []
+    monkeypatch.setattr(cubins, "_Worker", Waiting)
+    workers = cubins._Workers()
+    for _ in range(2):
+        workers.prepare(3)
+    assert len(made) == 3 and workers.take() is made[2]
+    made[1].status = 1
+    assert workers.take() is made[0] and made[1].ended and workers.take() is made[3]
+    workers.pid = 0
+    workers.prepare(2)
+    assert len(made) == 6
 
 
 def test_indices_are_asked_on_the_device(tmp_path):
@@ -569,6 +597,7 @@ def test_booleans_are_accumulated(how):
 
 def test_no_constants_are_reduced():
     """Triton 3.6 fails on them: a Fold that takes nothing in (is any index of 0 or 1 out of range?) is what it began with."""
+
     def fn(x):
         return torch.zeros(x.shape[0], 8).scatter_add(-1, (x > 0).to(torch.int64), x)
 

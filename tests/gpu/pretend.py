@@ -30,7 +30,7 @@ from torchsmith.lower.devices import TARGETS
 from torchsmith.options import Options
 from torchsmith.runtime import draws, host_torch
 from torchsmith.runtime.externs_torch import bind
-from torchsmith.runtime.images import IMAGE_COMPILERS, Image
+from torchsmith.runtime.images import IMAGE_COMPILERS, IMAGE_STARTERS, Image
 from torchsmith.runtime.toolchain import toolchain
 from torchsmith.schedule.formers import FORMERS
 from torchsmith.schedule.kernels import form_kernels
@@ -160,4 +160,5 @@ def pretending(former: Callable[..., Scheduled] = form) -> Iterator[ctypes.CDLL]
         stack.enter_context(patch.object(pipeline, "at_hand", lambda fg, options: replace(options, cuda_blocks=BLOCKS)))
         stack.enter_context(patch.object(draws, "generator_of", lambda device: generator))
         stack.enter_context(patch.dict(IMAGE_COMPILERS, {"triton": compile_images}))
+        stack.enter_context(patch.dict(IMAGE_STARTERS, clear=True))
         yield fake

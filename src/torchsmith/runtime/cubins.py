@@ -26,10 +26,11 @@ from ..options import Options
 from . import store
 from .build import digest
 from .files import scratch, workers
-from .images import IMAGE_COMPILERS, Image
+from .images import IMAGE_COMPILERS, IMAGE_STARTERS, Image
 
 WORKER = Path(__file__).with_name("triton_worker.py")
 SECONDS = 300
+EARLY = 8  # processes that are started before there is a text
 
 
 @cache
@@ -85,19 +86,35 @@ class _Workers:
     """Idle workers of this process. A process that was forked starts its own."""
 
     def __init__(self) -> None:
-        self.lock, self.idle, self.pid = threading.Lock(), list[_Worker](), os.getpid()
+        self.lock, self.idle, self.pid, self.started = threading.Lock(), list[_Worker](), os.getpid(), False
+
+    def forget_parents(self) -> None:
+        if self.pid != os.getpid():
+            self.idle, self.pid, self.started = [], os.getpid(), False
 
     def take(self) -> _Worker:
         with self.lock:
-            if self.pid != os.getpid():
-                self.idle, self.pid = [], os.getpid()
-            if self.idle:
-                return self.idle.pop()
+            self.forget_parents()
+            while self.idle:
+                worker = self.idle.pop()
+                if worker.process.poll() is None:
+                    return worker
+                worker.end()  # it died while nobody asked
         return _Worker()
 
     def give(self, worker: _Worker) -> None:
         with self.lock:
             self.idle.append(worker)
+
+    def prepare(self, count: int) -> None:
+        """Have so many processes started, if none is there yet."""
+        with self.lock:
+            self.forget_parents()
+            if self.started:
+                return
+            self.started = True
+        for _ in range(count):
+            self.give(_Worker())
 
     def end(self) -> None:
         if self.pid == os.getpid():
@@ -113,7 +130,6 @@ atexit.register(_WORKERS.end)
 def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[Image, ...]:
     """Images of all texts. Raises Unsupported("RUN006") where triton is missing or refuses one."""
     version, caching = triton_version(), not options.force_disable_caches
-    jobs = max(1, options.compile_threads or len(os.sched_getaffinity(0)))
 
     def one(text: str) -> Image:
         cached = store.folder("obj") / f"{digest('cubin', version, str(arch), text)}.cubin"
@@ -135,9 +151,20 @@ def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[I
         return _unpack(answer)
 
     distinct = list(dict.fromkeys(texts))
-    with events.timed("cubins", kernels=len(distinct)), workers(jobs) as pool:
+    with events.timed("cubins", kernels=len(distinct)), workers(_jobs(options)) as pool:
         made = dict(zip(distinct, pool.map(one, distinct), strict=True))
     return tuple(made[t] for t in texts)
+
+
+def start_workers(options: Options) -> None:
+    """Texts will come: have the processes ready by then, which takes them most of a second."""
+    with contextlib.suppress(OSError, Unsupported):  # compile_images says so
+        triton_version()
+        _WORKERS.prepare(min(EARLY, _jobs(options)))
+
+
+def _jobs(options: Options) -> int:
+    return max(1, options.compile_threads or len(os.sched_getaffinity(0)))
 
 
 def _unpack(answer: dict[str, Any]) -> Image:
@@ -146,3 +173,4 @@ def _unpack(answer: dict[str, Any]) -> Image:
 
 
 IMAGE_COMPILERS["triton"] = compile_images
+IMAGE_STARTERS["triton"] = start_workers

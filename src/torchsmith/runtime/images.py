@@ -36,6 +36,7 @@ class Image:
 
 ImageCompiler = Callable[[Sequence[str], int, Options], tuple[Image, ...]]
 IMAGE_COMPILERS: dict[Language, ImageCompiler] = {}  # texts, architecture, options -> an image for each text
+IMAGE_STARTERS: dict[Language, Callable[[Options], None]] = {}  # what can be made ready while the texts are being written
 
 # The structures of csrc/torchsmith.h; a test holds them equal.
 STRUCTURES = """\
