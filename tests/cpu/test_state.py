@@ -545,6 +545,23 @@ def test_functions_that_pytorchs_own_compiler_leaves_out() -> None:
 # ---------------------------------------------------------------- inference mode
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("write", [lambda t: t.add_(1), lambda t: t[1:].mul_(2), lambda t: t.__setitem__(0, 1)])
+def test_inference_tensors_are_not_written_outside(write: Any, inside: bool) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        if inside:
+            with torch.inference_mode():
+                x = x + 1
+        write(x)
+        return x
+
+    with torch.inference_mode():
+        x = torch.ones(3)
+    for call in (fn, torchsmith.compile(fn, backend="eager")):
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            call(x)
+
+
 def test_results_of_inference_regions() -> None:
     @torch.inference_mode()
     def decorated(x: Tensor) -> Tensor:

@@ -255,8 +255,10 @@ def setitem(m: Machine, t: torch.Tensor, key: Any, value: Any) -> None:
     loc = m.loc()
     r.facts.loc = loc
     fx_args = (r.node_of(t), r.fx(key), r.fx(value))
+    writes = len(tracing.current().writes)
     try:
         t[key] = value
+        r.refuse_inference(writes)
     except Unsupported:
         raise
     except Exception as e:  # eager shall raise it

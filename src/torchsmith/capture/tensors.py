@@ -374,6 +374,11 @@ class Recorder:
         """Was its memory made under inference mode?"""
         return self.inference[tracing.storage(self.info(tensor).tensor)]
 
+    def refuse_inference(self, since: int) -> None:
+        """Eager raises where an inference tensor is written outside of inference mode. since: writes before that number were looked at."""
+        if not self.machine.inference and any(self.inference.get(tracing.storage(t)) for t in tracing.current().writes[since:]):
+            raise Unsupported("CAP025", at=self.loc(), detail="Inplace update to inference tensor outside InferenceMode is not allowed")
+
     def results_inference(self, outs: Sequence[Any]) -> bool | None:
         """The inference mode that new results among these nodes are made under; None where it is the caller's mode."""
         caller = self.machine.entered_inference
@@ -508,12 +513,13 @@ class Recorder:
             return found
         loc = self.loc()
         self.facts.loc = loc
-        guessed = self.facts.guessed
+        guessed, writes = self.facts.guessed, len(tracing.current().writes)
         try:
             if kind == "method":
                 result = getattr(args[0], target)(*args[1:], **kwargs)
             else:
                 result = target(*args, **kwargs)
+            self.refuse_inference(writes)
         except Unsupported as e:
             if not e.at:
                 e.at = loc
