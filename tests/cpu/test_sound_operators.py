@@ -236,6 +236,19 @@ def test_strided_views_count_from_the_start_of_the_memory() -> None:
     check(views, (torch.arange(24.0),))
 
 
+def test_a_result_shown_otherwise_beside_its_memory() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp()
+        z = y.squeeze()
+        return y.as_strided_((2, 2), (1, 2)), z
+
+    x = torch.randn(3, 3)
+    check(fn, (x,))
+    part, whole = torchsmith.compile(fn)(x)
+    part.zero_()
+    assert whole.flatten()[:4].tolist() == [0.0] * 4
+
+
 def test_the_offset_of_an_input() -> None:
     fn = lambda x: (x.as_strided((2, 2), (1, 1), 1) + 0, x.storage_offset(), x[1:].as_strided((2,), (1,)) + 0)
     compiled = torchsmith.compile(fn)

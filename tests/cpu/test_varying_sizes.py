@@ -256,6 +256,28 @@ def test_what_torch_asks_of_a_size_of_1() -> None:
         matrices(torch.ones(3, 1))
 
 
+def test_windows_that_overlap_at_other_sizes() -> None:
+    """One window first, then several that share elements: writes run eagerly. Equal strides are ordered by size."""
+
+    def written(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 1
+        z = y.unfold(0, 2, 1)
+        z *= 2
+        x.unfold(0, 2, 1).mul_(3)
+        return y, z
+
+    def turned(x: Tensor) -> Tensor:
+        return x.unfold(1, 3, 1).flip(0)
+
+    writes, orders = torchsmith.compile(written, dynamic=True), torchsmith.compile(turned, dynamic=True)
+    for shape in ((2, 5), (4, 4), (3, 3)):
+        x = torch.arange(float(math.prod(shape))).view(shape)
+        a, b = x.clone(), x.clone()
+        torch.testing.assert_close(writes(a), written(b))
+        torch.testing.assert_close(a, b)
+        assert orders(x).stride() == turned(x).stride()
+
+
 def test_sums_of_sizes_that_raise_for_these_may_not_for_1() -> None:
     """(1, n) and (1, n + 1) do not go together, unless n is 1: the condition asked of n alone is assumed with the exception."""
 

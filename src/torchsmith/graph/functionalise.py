@@ -605,6 +605,8 @@ def _change_geometry(rec: Recording, func: OpOverload, self: torch.Tensor, *args
     before, value = spec_of(self), rec.value_of(self)
     bound = bind(func, (self, *args), kwargs)
     old = torch.as_strided(self, self.shape, self.stride(), self.storage_offset())
+    if value.root.tensor is self:  # it goes on to show the whole memory
+        old._ts_value, value.root.tensor = value, old  # type: ignore[attr-defined]
     change_geometry(func, bound)
     shape = tuple(self.shape)
     is_same = is_shape(old.shape, shape) and same_layout(shape, tuple(self.stride()), tuple(old.stride()))

@@ -5,7 +5,7 @@ In: sizes, strides and dtypes of operands. Out: those of results. Sizes may be S
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -251,15 +251,29 @@ def is_lazy(t: torch.Tensor) -> bool:
 
 
 def overlaps(t: torch.Tensor) -> bool:
-    """May two indices name one place in memory, at the hints of its sizes?"""
-    if not t._has_symbolic_sizes_strides and t.is_contiguous():
-        return False
+    """May two indices name one place in memory, at the hints of its sizes or where they are larger?"""
+    if not t._has_symbolic_sizes_strides:
+        return not t.is_contiguous() and _share_places(zip(t.stride(), t.shape, strict=True))
+    now = [(hint_of(s), most(n)) for s, n in zip(t.stride(), t.shape, strict=True)]
+    return _share_places(now) or _share_places((_grown(s), _grown(n)) for s, n in zip(t.stride(), t.shape, strict=True))
+
+
+def _share_places(dimensions: Iterable[tuple[int, int]]) -> bool:
     reach = 0
-    for stride, size in sorted((hint_of(s), most(n)) for s, n in zip(t.stride(), t.shape, strict=True)):
+    for stride, size in sorted(dimensions):
         if size > 1 and stride <= reach:
             return True
         reach += stride * max(size - 1, 0)
     return False
+
+
+def _grown(v: Size) -> int:
+    """`most` of a size where all symbols are 4 times what they are at hand, so that what they have to do with each other stays."""
+    if type(v) is int or v.node.hint is None:
+        return most(v)
+    env = {name: 4 * h for name, h in v.node.facts.hints.items() if type(h) is int}
+    found = number_of(v.node.expr, env)
+    return hint_of(v) if found is None else int(found)
 
 
 def most(n: Size) -> int:
@@ -370,7 +384,14 @@ def strides_by_rows(shape: Sizes, operands: Sequence[tuple[Sequence[Size], Seque
         for i in range(len(given)):
             row[offset + i] = 0 if is_known_one(given[i]) and not is_known_one(shape[offset + i]) else rank_of(strides[i])
         rows.append(row)
-    perm = dimension_order(sizes, rows)
+
+    def is_larger(a: int, b: int) -> bool:
+        """Of dimensions with the same stride (windows that overlap): the answer is assumed, but where one of them does not matter."""
+        if UNKNOWN in (sizes[a], sizes[b]) or is_known_one(shape[a]) or is_known_one(shape[b]):
+            return sizes[a] > sizes[b]
+        return bool(shape[a] > shape[b])
+
+    perm = dimension_order(n, rows, is_larger)
     if perm == list(range(n - 1, -1, -1)):
         return contiguous_strides(shape)
     out: list[Size] = [0] * n
@@ -381,7 +402,7 @@ def strides_by_rows(shape: Sizes, operands: Sequence[tuple[Sequence[Size], Seque
     return tuple(out)
 
 
-def dimension_order(sizes: list[int], rows: list[list[int]]) -> list[int]:
+def dimension_order(n: int, rows: list[list[int]], is_larger: Callable[[int, int], bool]) -> list[int]:
     """Dimensions from fastest to slowest; a stride of 0 has no opinion, the first row that has one decides."""
 
     def should_swap(a: int, b: int) -> int:
@@ -390,13 +411,12 @@ def dimension_order(sizes: list[int], rows: list[list[int]]) -> list[int]:
             if x == 0 or y == 0:
                 continue
             if x == y:
-                if sizes[a] > sizes[b]:
+                if is_larger(a, b):
                     return 1
             else:
                 return -1 if x < y else 1
         return 0
 
-    n = len(sizes)
     perm = list(range(n - 1, -1, -1))
     for i in range(1, n):
         high = i
