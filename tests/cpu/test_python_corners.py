@@ -1072,3 +1072,59 @@ def test_what_is_given_may_be_another_one(name: str) -> None:
     compiled = torchsmith.compile(fn, backend="eager", fullgraph=True)
     for f in given:
         assert repr(compiled(f, torch.ones(1))) == repr(fn(f, torch.ones(1)))
+
+
+class Place:
+    __match_args__ = ("x", "y")
+    x, y = 1, 2
+
+
+class Twice:
+    __match_args__ = ("a", "a")
+    a = 1
+
+
+class Unordered:
+    __match_args__ = (1,)
+
+
+class Missing(dict[str, int]):
+    def __missing__(self, key: str) -> int:
+        return 5
+
+
+def _matched(v: Any) -> Any:
+    match v:
+        case {"k": k, **rest}:
+            return "mapping", k, rest
+        case Place(x, y=y):
+            return "place", x, y
+        case Twice(a, b):
+            return "twice", a, b
+        case Unordered(a):
+            return "unordered", a
+        case bool(b) | int(b):
+            return "number", b
+        case [a, *b]:
+            return "sequence", a, b
+        case int(a, b):
+            return "never", a, b
+        case object(a):
+            return "never", a
+
+
+MATCHED: list[Callable[[], Any]] = [
+    lambda: {"k": 1, "j": 2}, Missing, lambda: collections.UserDict(k=1), Place, Twice, Unordered, lambda: True, lambda: range(3),
+    lambda: collections.deque([1, 2]), lambda: "ab", lambda: bytearray(b"ab"), lambda: torch.Size([1, 2]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MATCHED)
+def test_patterns(make: Callable[[], Any]) -> None:
+    def found(fn: Callable[[Any], Any]) -> Any:
+        try:
+            return fn(make())
+        except TypeError as e:
+            return str(e)
+
+    assert found(torchsmith.compile(_matched, backend="eager", fullgraph=True)) == found(_matched)

@@ -6,7 +6,6 @@ missing for a version makes the frame Unsupported, never wrong.
 
 from __future__ import annotations
 
-import collections.abc
 import operator
 import types
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from .world import NULL, SCALARS
 
 if TYPE_CHECKING:
     from .frame import Frame
+    from .protocol import Machine
 
 RETURN = "return"
 _LONGEST_RAISE = 200  # instructions that make an exception
@@ -678,46 +678,73 @@ def op_GET_LEN(f: Frame, i: Instr) -> None:
     f.stack.append(pr.length(f.machine, f.stack[-1]))
 
 
+_IS_SEQUENCE, _IS_MAPPING, _MATCHES_ITSELF = 1 << 5, 1 << 6, 1 << 22  # flags of classes: what a pattern asks of them
+
+
+def _has_flag(f: Frame, flag: int) -> bool:
+    cls: type = f.machine.call(type, [f.stack[-1]], {})
+    return bool(cls.__flags__ & flag)
+
+
 @op()
 def op_MATCH_MAPPING(f: Frame, i: Instr) -> None:
-    f.stack.append(issubclass(type(f.stack[-1]), collections.abc.Mapping))
+    f.stack.append(_has_flag(f, _IS_MAPPING))
 
 
 @op()
 def op_MATCH_SEQUENCE(f: Frame, i: Instr) -> None:
-    value = f.stack[-1]
-    f.stack.append(issubclass(type(value), collections.abc.Sequence) and not issubclass(type(value), (str, bytes, bytearray)))
+    f.stack.append(_has_flag(f, _IS_SEQUENCE))
 
 
 @op()
 def op_MATCH_KEYS(f: Frame, i: Instr) -> None:
-    subject, keys = f.stack[-2], f.stack[-1]
-    found = []
-    for key in keys:
-        if not pr.contains(f.machine, subject, key):
+    m, subject, keys = f.machine, f.stack[-2], f.stack[-1]
+    found: list[Any] = []
+    nothing = object()
+    get = at.load_attr(m, subject, "get") if keys else None
+    for k, key in enumerate(keys):
+        if any(type(key) in SCALARS and type(other) in SCALARS and key == other for other in keys[:k]):
+            raise Raised(ValueError(f"mapping pattern checks duplicate key ({key!r})"))
+        value = m.call(get, [key, nothing], {})
+        if value is nothing:
             f.stack.append(None)
             return
-        found.append(pr.getitem(f.machine, subject, key))
+        found.append(value)
     f.stack.append(tuple(found))
+
+
+def _places(m: Machine, cls: type, given: int) -> tuple[str, ...] | None:
+    """The attributes that so many patterns without a name are about; None: the object itself, as of a number."""
+    order = at.attr_or(m, cls, "__match_args__", NULL)
+    itself = order is NULL and bool(cls.__flags__ & _MATCHES_ITSELF)
+    if order is NULL:
+        order = ()
+    elif type(order) is not tuple:
+        raise Raised(TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {type(order).__name__})"))
+    allowed = 1 if itself else len(order)
+    if allowed < given:
+        raise Raised(TypeError(f"{cls.__name__}() accepts {allowed} positional sub-pattern{'s' * (allowed != 1)} ({given} given)"))
+    return None if itself else order[:given]
 
 
 @op()
 def op_MATCH_CLASS(f: Frame, i: Instr) -> None:
     m = f.machine
     names, cls, subject = f.stack.pop(), f.stack.pop(), f.stack.pop()
+    if not issubclass(type(cls), type):
+        raise Raised(TypeError("called match pattern must be a class"))
     if not m.call(isinstance, [subject, cls], {}):
         f.stack.append(None)
         return
-    out: list[Any] = []
-    if i.arg:
-        order = at.attr_or(m, cls, "__match_args__", NULL)
-        if order is NULL:
-            out.append(subject)
-            order = ()
-        attrs = list(order[: i.arg])
-    else:
-        attrs = []
-    for name in (*attrs, *names):
+    places = _places(m, cls, i.arg) if i.arg else ()
+    out = [subject] if places is None else []
+    seen: set[str] = set()
+    for name in (*(places or ()), *names):
+        if type(name) is not str:
+            raise Raised(TypeError(f"__match_args__ elements must be strings (got {type(name).__name__})"))
+        if name in seen:
+            raise Raised(TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}"))
+        seen.add(name)
         value = at.attr_or(m, subject, name, NULL)
         if value is NULL:
             f.stack.append(None)
