@@ -935,6 +935,26 @@ def _doubled(x: Any) -> Any:
         return found, x._held, x.fixed, str(e)
 
 
+def _taken_apart() -> Any:
+    group = ExceptionGroup("group", [ValueError(1), OSError(2)])
+    torchsmith.compiler.graph_break()
+    try:
+        try:
+            raise group
+        except* OSError:
+            raise TypeError(3)  # noqa: B904
+    except ExceptionGroup as e:
+        return repr(e), repr(e.exceptions[0].__context__)
+
+
+def _alone() -> Any:
+    try:
+        raise ValueError(1)
+    except* ValueError as e:
+        found = repr(e)
+    return found
+
+
 def _moved(kind: Callable[..., Any]) -> Any:
     made = kind(a=1, b=2, c=3)
     made.move_to_end("a")
@@ -1010,6 +1030,8 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
     "a method that goes": (_unsaid, lambda: (_season(),)),
     "properties with names of Python's": (_named, tuple),
     "a property of its own class": (_doubled, lambda: (Doubles(),)),
+    "a group from before a break": (_taken_apart, tuple),
+    "a group of one": (_alone, tuple),
     "text of its own class": (lambda x: (repr(x), str(x), f"{x}"), lambda: (_moved(Recent),)),
     "copies of a default": (lambda x: (copy.copy(x), copy.deepcopy(x), Filled(list, a=1)), lambda: (Filled(list, a=[1]),)),
     "copies of a deque": (lambda x: (copy.copy(x), copy.deepcopy(x)), lambda: (collections.deque([1, 2], 3),)),

@@ -235,7 +235,7 @@ def op_CHECK_EG_MATCH(f: Frame, i: Instr) -> None:
     match: BaseException | None
     rest: BaseException | None
     if m.native(lambda: issubclass(type(exc), kind), [], {}):
-        match, rest = BaseExceptionGroup("", [exc]), None
+        match, rest = BaseExceptionGroup("", (exc,)), None
     else:
         match, rest = m.native(lambda: exc.split(kind), [], {}) if isinstance(exc, BaseExceptionGroup) else (None, exc)
     if match is None:

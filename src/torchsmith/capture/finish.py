@@ -269,7 +269,7 @@ class _Builder:
     def _exception(self, v: BaseException) -> str:
         """An exception that the program made, as the class in C below its own makes it."""
         made = next(t for t in type(v).__mro__ if not t.__flags__ & 0x200)
-        args = [v.message, list(v.exceptions)] if isinstance(v, BaseExceptionGroup) else list(v.args)
+        args = [v.message, type(v.args[1])(v.exceptions)] if isinstance(v, BaseExceptionGroup) else list(v.args)
         values = [self.value(a) for a in args]
         name = self._name(v, f"{self.const(made)}.__new__({', '.join([self._class(type(v)), *values])})")
         if vars(made).get("__init__") not in (None, vars(BaseException)["__init__"]):
@@ -717,6 +717,8 @@ def stopped(m: Machine, frame: Frame) -> Captured:
         raise Unsupported("CAP027", at=m.loc(), detail=f"the function uses {reader}")
     if assemble.touches(ins) is None:
         raise Unsupported("CAP028", at=m.loc(), detail=ins.name)
+    if m.exc is not None and any(i.name == "CHECK_EG_MATCH" for i in frame.code.instrs):
+        raise Unsupported("CAP028", at=m.loc(), detail="an except* that has begun")  # Python tells its parts by tracebacks
     if assemble.may_be_super(code, ins) and (frame.fast[0] is NULL or code.co_varnames[0] in code.co_cellvars):
         raise Unsupported("CAP028", at=m.loc(), detail="super()")
     if m.contexts:
