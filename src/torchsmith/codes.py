@@ -44,6 +44,7 @@ class Unsupported(Exception):
         self.code, self.at, self.detail, self.hint = code, at, detail, row.hint
         self.is_error = False  # the program wants breaks here to be errors
         self.is_of_state = False  # what was asked for is the value of a module's tensor
+        self.in_loop = False  # met in a further turn of a loop that the frame was already in when the capture began
         self.step = -1  # the number of the instruction, among those that the outermost frame began
 
     def __str__(self) -> str:

@@ -65,7 +65,7 @@ def stepped(fn, *args, rest_after=None):
                 run = types.FunctionType(body, fn.__globals__)
                 return run(*(values.get(s) for s in range(body.co_argcount))), steps
             steps += 1
-            body = assemble.step(code, ins, slots, shape, False, slots, names)
+            body = assemble.step(code, ins, slots, shape, False, slots, names, slots)
             out = types.FunctionType(body, fn.__globals__)(*state)
             jumped = type(out) is list
             shape = (*shape[: len(shape) - assemble.touches(ins)], *assemble.pushes(ins, jumps=jumped))

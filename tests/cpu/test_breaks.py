@@ -865,6 +865,100 @@ def test_counters_do_not_compile_anew(fn):
         same(torchsmith.compile(fn, backend="eager")(X, n), fn(X, n))
 
 
+# What stands in a loop with breaks, and how many graphs that is: one for each piece of code between two breaks.
+LOOPS = {
+    "plain": ("for i in range(30):\n  x = x * 1.01 + i\n  gb()", 1),
+    "two arms, by a number": ("for i in range(30):\n  if i % 2: x = x * 1.01\n  else: x = x + 1\n  gb()", 2),
+    "two arms, by a value": ("for i in range(30):\n  if x.sum() > 0: x = x * 1.01 - 1\n  else: x = x + 1", 3),
+    "two arms that break": ("for i in range(30):\n  if i % 2:\n    x = x * 1.01\n    gb()\n    x = x + 2\n  else:\n    x = x + 1\n    gb()\n    x = x - 1", 4),
+    "three nested": ("for i in range(3):\n  for j in range(3):\n    for k in range(3):\n      x = x + k\n      gb()\n    x = x - j\n  x = x * 0.9", 3),
+    "while in for": ("for i in range(5):\n  j = 0\n  while j < 4:\n    x = x + j\n    gb()\n    j += 1\n  x = x * 0.9", 3),
+    "try": ("n = 0\nfor i in range(30):\n  try:\n    x = x * 1.01\n    if gb() or i % 4 == 1: raise KeyError\n    x = x + 1\n  except KeyError:\n    n += 1\n    x = x - 1", 4),
+    "finally": ("for i in range(30):\n  try:\n    x = x * 1.01\n    gb()\n  finally:\n    x = x + 1", 2),
+    "with": ("for i in range(30):\n  with torch.no_grad():\n    x = x * 1.01\n    gb()\n    x = x + 1", 2),
+    "a sum of values": ("total = 0.0\nfor i in range(30):\n  x = x * 1.01\n  total += x.sum().item()\n  gb()\nx = x, total", 1),
+    "a variable of one arm": ("for i in range(30):\n  if i % 3 == 1: y = x * 2\n  gb()\n  if i % 3 == 2: x = y - 1\n  x = x * 1.01", 3),
+    "a break every tenth turn": ("for i in range(50):\n  x = x * 1.01\n  if i % 10 == 9: gb()", 3),
+    "a break from the second turn on": ("for i in range(300):\n  x = x * 1.01\n  if i: gb()", 2),
+    "containers that grow": ("out, d = [], {}\nfor i in range(30):\n  x = x * 1.01\n  gb()\n  out.append(x)\n  d[i] = x\nx = out, d", 1),
+    "a call with a number": ("for i in range(30): x = shifted(x, i)", 4),
+    "a recursion": ("x = down(x, 8)", 3),
+    "a generator": ("for v in scaled(x, 30): x = x + v", 2),
+}  # fmt: skip
+
+
+def shifted(x, i):
+    y = x * 1.01
+    compiler.graph_break()
+    return y + i
+
+
+def down(x, n):
+    if n == 0:
+        return x
+    x = x * 1.01
+    compiler.graph_break()
+    return down(x, n - 1) + 1
+
+
+def scaled(x, n):
+    for i in range(n):
+        x = x * 0.9
+        compiler.graph_break()
+        yield x + i
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_each_piece_of_a_loop_is_compiled_once(name):
+    body, graphs = LOOPS[name]
+    space = {"torch": torch, "gb": compiler.graph_break, "shifted": shifted, "down": down, "scaled": scaled}
+    exec("def f(x):\n  " + body.replace("\n", "\n  ") + "\n  return x", space)
+    backend = Graphs()
+    compiled = torchsmith.compile(space["f"], backend=backend)
+    for _ in range(2):
+        same(compiled(X), space["f"](X))
+    assert len(backend.seen) <= graphs
+
+
+def test_turns_that_vary_do_not_compile_anew():
+    def f(x, n):
+        for _ in range(n):
+            x = x * 1.01
+            compiler.graph_break()
+        return x
+
+    backend = Graphs()
+    compiled = torchsmith.compile(f, backend=backend)
+    for n in range(14):
+        same(compiled(X, n), f(X, n))
+    assert len(backend.seen) == 1
+
+
+def test_variables_without_a_value_in_a_loop():
+    """Whether a variable has a value differs from turn to turn; what reads it asks."""
+
+    def f(x, k):
+        told = []
+        for i in range(7):
+            if i == k:
+                y, z = x * 2, i
+            compiler.graph_break()
+            try:
+                told.append((y, z))
+                if i % 3 == 2:
+                    del y
+            except UnboundLocalError as e:
+                told.append(str(e))
+            x = x + 1
+        return told, y
+
+    backend = Graphs()
+    compiled = torchsmith.compile(f, backend=backend)
+    for k in (0, 3, 9, -1, 6, 3):
+        same(outcome(compiled, (X, k)), outcome(f, (X, k)))
+    assert len(backend.seen) <= 5
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_what_is_needed_of_a_counter_is_left_to_python(dynamic):
     """An operator that takes no symbol runs as it is in each turn; nothing is compiled for each number."""

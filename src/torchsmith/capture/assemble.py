@@ -135,17 +135,58 @@ def live(code: CodeType) -> tuple[frozenset[int], ...]:
 
 
 @cache
+def unbound(code: CodeType) -> tuple[frozenset[int], ...]:
+    """For each instruction, the slots that may have no value in front of it. Cells always have one."""
+    c = decode(code)
+    n_free = c.size - len(code.co_freevars)
+    first = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    before: list[set[int] | None] = [None] * len(c.instrs)  # None: nothing leads there
+    before[0] = {s for s in range(first, n_free) if c.names[s] not in code.co_cellvars}
+    waiting = [0]
+    while waiting:
+        ins = c.instrs[waiting.pop()]
+        now = before[ins.index] or set()
+        reads, writes = _slots_of(ins)
+        after = (now - {*reads, *writes}) | ({ins.arg} if ins.name in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR") else set())
+        ways = [(ins.index + 1, after)] if ins.name not in _ENDS and ins.name not in _ALWAYS else []
+        ways += [(ins.value, after)] if ins.name in _JUMPS else []
+        row = c.handlers[ins.index]
+        ways += [] if row is None else [(row[0], now | after)]
+        for target, slots in ways:
+            known = before[target] if target < len(before) else slots
+            if known is None or not slots <= known:
+                before[target] = slots | (known or set())
+                waiting.append(target)
+    return tuple(frozenset(slots or ()) for slots in before)
+
+
+def _loops(instrs: Sequence[Instr]) -> list[range]:
+    """The instructions of each loop."""
+    return [range(end.value, end.index + 1) for end in instrs if end.name in _JUMPS and end.value <= end.index]
+
+
+@cache
 def counters(code: CodeType) -> tuple[frozenset[int], ...]:
     """For each instruction, the slots that a loop around it computes from themselves: `i += 1`. They differ from turn to turn."""
     instrs = decode(code).instrs
     found: list[set[int]] = [set() for _ in instrs]
-    for end in instrs:
-        if end.name in _JUMPS and end.value <= end.index:
-            turn = range(end.value, end.index + 1)
-            own = {s for k in turn if instrs[k - 1].name == "BINARY_OP" for s in _slots_of(instrs[k])[1][:1] if _reads(instrs[max(k - 3, 0) : k - 1], s)}
-            for k in turn:
-                found[k] |= own
+    for turn in _loops(instrs):
+        own = {s for k in turn if instrs[k - 1].name == "BINARY_OP" for s in _slots_of(instrs[k])[1][:1] if _reads(instrs[max(k - 3, 0) : k - 1], s)}
+        for k in turn:
+            found[k] |= own
     return tuple(map(frozenset, found))
+
+
+@cache
+def carried(code: CodeType) -> tuple[frozenset[int], ...]:
+    """For each instruction, other slots that a loop around it hands from turn to turn."""
+    instrs, alive = decode(code).instrs, live(code)
+    found: list[set[int]] = [set() for _ in instrs]
+    for turn in _loops(instrs):
+        own = {s for k in turn for s in _slots_of(instrs[k])[1]} & alive[turn[0]]
+        for k in turn:
+            found[k] |= own
+    return tuple(frozenset(own - counted) for own, counted in zip(found, counters(code), strict=True))
 
 
 def _reads(instrs: Sequence[Instr], slot: int) -> bool:
@@ -258,10 +299,13 @@ def _with_parameters(code: CodeType, names: tuple[str, ...], free: tuple[str, ..
 # ---------------------------------------------------------------- one instruction
 
 
-def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool], handled: bool, kept: Sequence[int], kw_names: int | None) -> CodeType:
+def step(
+    code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool], handled: bool, kept: Sequence[int], kw_names: int | None,
+    kept_by_jump: Sequence[int] = (),
+) -> CodeType:  # fmt: skip
     """Code that takes the state before `ins`, runs it, and returns the state behind it: a tuple, or a list where it jumped.
 
-    kept: the slots that are still of interest afterwards.
+    kept: the slots that are still of interest afterwards; kept_by_jump: those where it jumped.
     """
     names = state_names(code, slots, stack, handled)
     n = touches(ins)
@@ -284,16 +328,17 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
                 name = "LOAD_FAST_CHECK" if name == "LOAD_FAST" and VERSION >= (3, 12) else name
     if may_be_super(code, ins):
         free_name, body = ("__class__",), _units("COPY_FREE_VARS", 1) + body
-    body += b"".join(_units("LOAD_FAST", place[s]) for s in kept)
     at, depth = len(slots), len(stack) - n
-    for k, real in enumerate(stack):
-        if real:
-            body += _units("LOAD_FAST", at)
-            at += 1
-        elif k >= depth:
-            body += _units("PUSH_NULL")
+    below = b"".join(_units("LOAD_FAST", at + k) for k in range(sum(stack[:depth])))
+    is_jump = ins.name in _JUMPS
+    if not is_jump:
+        body += _loaded(place, kept) + below
+    at += sum(stack[:depth])
+    for real in stack[depth:]:
+        body += _units("LOAD_FAST", at) if real else _units("PUSH_NULL")
+        at += real
     exc = _units("LOAD_FAST", at) if handled else b""
-    size = len(kept) + sum(stack[:depth]) + handled
+    size = max(len(kept), len(kept_by_jump)) + sum(stack[:depth]) + handled
     if name == "LOAD_METHOD":
         name = "LOAD_ATTR"
     elif (name in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and VERSION >= (3, 12)) or name == "LOAD_GLOBAL":
@@ -308,18 +353,30 @@ def step(code: CodeType, ins: Instr, slots: Sequence[int], stack: Sequence[bool]
         if VERSION < (3, 12):
             body += _units("PRECALL", arg)
     on, off = sum(pushes(ins, jumps=False)), sum(pushes(ins, jumps=True))
-    onward = exc + _units("BUILD_TUPLE", size + on) + _units("RETURN_VALUE")
-    if ins.name in _JUMPS:
-        name = name.replace("_BACKWARD_", "_FORWARD_")
+    first = len(names) + len(unbound)  # of the variables in which what the instruction pushed is kept
+    pushed = tuple(f"pushed {k}" for k in range(max(on, off))) if is_jump else ()
+
+    def handed_over(build: str, slots: Sequence[int], n: int) -> bytes:
+        """The state where the instruction jumped, or did not, and pushed `n` values."""
+        out = b"".join(_units("STORE_FAST", first + k) for k in reversed(range(n))) + _loaded(place, slots) + below
+        out += b"".join(_units("LOAD_FAST", first + k) for k in range(n))
+        return out + exc + _units(build, len(slots) + sum(stack[:depth]) + n + handled) + _units("RETURN_VALUE")
+
+    if is_jump:
+        name, onward = name.replace("_BACKWARD_", "_FORWARD_"), handed_over("BUILD_TUPLE", kept, on)
         body += (_units("TO_BOOL") if VERSION >= (3, 13) and name != "FOR_ITER" else b"") + _units(name, len(onward) // 2) + onward
         if name == "FOR_ITER" and VERSION >= (3, 12):
             body += _units("END_FOR") + (_units("POP_TOP") if VERSION >= (3, 13) else b"")
-        body += exc + _units("BUILD_LIST", size + off) + _units("RETURN_VALUE")
+        body += handed_over("BUILD_LIST", kept_by_jump, off)
     else:
-        body += _units(name, arg) + onward
+        body += _units(name, arg) + exc + _units("BUILD_TUPLE", size + on) + _units("RETURN_VALUE")
     return _with_parameters(code, names, free_name).replace(
-        co_varnames=(*names, *unbound), co_nlocals=len(names) + len(unbound), co_code=body, co_stacksize=size + n + on + 4, co_exceptiontable=b"", co_linetable=_lines(code, ins, len(body) // 2)
+        co_varnames=(*names, *unbound, *pushed), co_nlocals=first + len(pushed), co_code=body, co_stacksize=size + n + on + 4, co_exceptiontable=b"", co_linetable=_lines(code, ins, len(body) // 2)
     )
+
+
+def _loaded(place: dict[int, int], slots: Sequence[int]) -> bytes:
+    return b"".join(_units("LOAD_FAST", place[s]) for s in slots)
 
 
 # ---------------------------------------------------------------- the rest of the frame

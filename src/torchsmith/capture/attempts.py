@@ -32,11 +32,13 @@ def set_error_mode(on: bool) -> bool:
     return before
 
 
-def _capture(*args: Any, **kwargs: Any) -> Any:
-    kwargs["error_mode"] = _ERRORS.on
+def _capture(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], **asked: Any) -> Any:
     from .start import capture  # the machine's tables take a while to build: not before the first miss
 
-    return capture(*args, **kwargs)
+    whole_loops = state.family is not None and state.family.has_walked
+    return capture(
+        fn, args, kwargs, at=state.point, walks=state.may_walk, whole_loops=whole_loops, least=state.least_number, error_mode=_ERRORS.on, **asked
+    )
 
 
 # Reasons for which a frame is not split: the frame as a whole, or too much of it.
@@ -83,6 +85,7 @@ def capture_or_split(d: Any, state: State, fn: types.FunctionType, args: tuple[A
             continue
         events.emit("graph_break", code=first.code, loc=first.at or location(fn), detail=first.detail, name=state.label)
         first.__traceback__ = first.__cause__ = first.__context__ = None  # they hold what the frame held, user's objects too
+        family.has_walked = family.has_walked or first.in_loop
         if family.why is None:
             family.why, family.others = first, COMPILED[0]
         return captured
@@ -109,7 +112,7 @@ def _capture_reading(state: State, fn: types.FunctionType, args: tuple[Any, ...]
 def _earlier(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], stop: int) -> int:
     """The last instruction before `stop` in front of which all that the frame holds can be handed over."""
     try:
-        _capture(fn, args, kwargs, dynamic=False, at=state.point, stop=stop, probe=True, walks=state.may_walk)
+        _capture(state, fn, args, kwargs, dynamic=False, stop=stop, probe=True)
     except Unsupported as why:
         return why.step if 0 <= why.step < stop else stop // 2
     return stop // 2
@@ -134,7 +137,7 @@ def _capture_with_retry(state: State, fn: types.FunctionType, args: tuple[Any, .
             state.forget_numbers(why)
             return _capture_with_retry(state, fn, args, kwargs, stop)
         try:
-            captured = _capture(fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads, counts=state.counts, walks=state.may_walk)
+            captured = _capture(state, fn, args, kwargs, dynamic=False, dynamic_dims={}, fullgraph=settings.fullgraph, stop=stop, reads=state.reads, counts=state.counts)
         except Unsupported as static:
             if static.step <= why.step:  # the sizes were not in the way: they stay dynamic where the frame is split
                 raise why from None
@@ -165,10 +168,9 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
     while True:
         try:
             captured = _capture(
-                fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
-                declared=state.marked, unbacked=state.unbacked, fullgraph=settings.fullgraph, at=state.point, stop=stop, reads=state.reads,
-                counts=state.counts, walks=state.may_walk,
-                loose=frozenset(varying), growing=state.growing,
+                state, fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
+                declared=state.marked, unbacked=state.unbacked, fullgraph=settings.fullgraph, stop=stop, reads=state.reads,
+                counts=state.counts, loose=frozenset(varying), growing=state.growing,
             )  # fmt: skip
         except Unsupported as why:
             if not ones or why.code == "GRA015":
@@ -181,7 +183,7 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
                 captured.facts.loose = captured.facts.floats()
             return captured
         needed = {str(captured.facts.sources[n]) for n in captured.facts.fixed if n in captured.facts.sources}
-        needed |= {source for source, d in pinned if d == ITSELF and source in state.counted}
+        needed |= {source for source, d in pinned if d == ITSELF and (source in state.counted or (stop is not None and not state.may_pin))}
         if not settings.fullgraph and not needed <= varying:
             varying |= needed
             continue

@@ -21,7 +21,7 @@ from ..runtime.draws import generator_states, put_back
 from . import _frame, guards, overrides, resume
 from .guards import Call
 from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
-from .state import ConstraintViolation, Installed, RecompileLimitHit, State, family_of, least_number, location
+from .state import ConstraintViolation, Installed, RecompileLimitHit, State, family_of, location
 
 
 def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compiled: Any, name: str, call: Call, point: Callable[..., Any]) -> Any:
@@ -213,7 +213,7 @@ def _safe(label: str) -> str:
 # ---------------------------------------------------------------- recompiles
 
 
-_WALKS = 3  # compilations of a point for places of an iterator; then its loop is left to Python
+_WALKS = 3  # compilations for places of an iterator, or values of a number; then Python moves the one and does what needs the other
 
 
 def is_dead(entry: Any) -> bool:
@@ -229,7 +229,9 @@ def note_recompile(d: Any, state: State, fn: types.FunctionType, call: Call, key
     why = guards.explain(failed, call, latest.symbols) if failed is not None else "its guards hold now, but did not when they were checked"
     loc = (failed.loc if failed is not None else "") or location(fn)
     settings = state.settings
-    state.may_walk = len(d.entries) < _WALKS
+    state.may_pin = len(d.entries) < _WALKS
+    if state.point is not None and state.family is not None and not state.may_pin:
+        state.family.by_turns.add(state.point.loop)
     if len(d.entries) >= settings.recompile_limit:
         times = f"{len(d.entries)} times (recompile_limit={settings.recompile_limit})"
         message = f"torchsmith: {state.label} was compiled {times}; last reason: {why} ({loc}){_cure(failed)}"
@@ -344,7 +346,7 @@ def _learn_number(state: State, source: Source, was: Any, now: Any) -> type | No
         pairs = zip(was, now, strict=True) if len(was) == len(now) else ()
         kinds = [_learn_number(state, Item(source, i), a, b) for i, (a, b) in enumerate(pairs) if issubclass(type(a), _NUMBERS)]
         kind = next((k for k in kinds if k is not None), None)
-    elif not state.may_have.get(own) or (type(now) is int and abs(now) < least_number(state.point)):
+    elif not state.may_have.get(own) or (type(now) is int and abs(now) < state.least_number):
         return None
     if kind is not None:
         _note_number(state, source, kind)

@@ -38,7 +38,7 @@ from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
 from .floats import is_of_data
 from .protocol import Machine
-from .resume import Later, Stop
+from .resume import Later, Stop, Unbound, is_data
 from .source import (
     ITSELF,
     ORDERED_VIEWS,
@@ -728,18 +728,22 @@ def stopped(m: Machine, frame: Frame) -> Captured:
     if m.has_unfinished():  # one that is not read any more, too: what stands in its `finally` is still to come
         raise Unsupported("CAP028", at=m.loc(), detail="a generator that has begun")
     alive = assemble.live(code)[frame.index]
-    slots = tuple(s for s in sorted(alive) if frame.fast[s] is not NULL)
+    own = ins.arg if ins.name in ("LOAD_FAST", "LOAD_FAST_CHECK", "DELETE_FAST") else -1
+    slots = tuple(s for s in sorted(alive) if s != own or m.has_value(frame.fast[s]))
     stack = tuple(v is not NULL for v in frame.stack)
-    values = [*(frame.fast[s] for s in slots), *(v for v in frame.stack if v is not NULL), *(() if m.exc is None else (m.exc,))]
+    values = [*(Unbound if frame.fast[s] is NULL else frame.fast[s] for s in slots), *(v for v in frame.stack if v is not NULL), *(() if m.exc is None else (m.exc,))]
     raised = {id(e) for e in m.all_raised}
     if raised and any(id(v) in raised for v in values):
         raise Unsupported("CAP028", at=m.loc(), detail="an exception that was raised, and has no traceback")
     varying = tuple(_varies(m, v) for v in values)
-    data = tuple(v.is_data if type(v) is Later else (type(v) in SymTypes and not k) or (type(v) is ArrayValue and v.is_scalar) for v, k in zip(values, varying))
+    carried = assemble.carried(code)[frame.index]
+    data = [v.is_data if type(v) is Later else (type(v) in SymTypes and not k) or (type(v) is ArrayValue and v.is_scalar) for v, k in zip(values, varying)]
+    for k, (s, v) in enumerate(zip(slots, values)):
+        data[k] = data[k] or (s in carried and not varying[k] and is_data(v.obj if type(v) is Later else v))
     before = next((i for i in reversed(frame.code.instrs[: frame.index]) if i.name not in ("PRECALL", "EXTENDED_ARG")), None)
     kw_names = before.arg if before is not None and before.name == "KW_NAMES" else None
     done = finished(m, tuple(values))
-    return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, data, varying))
+    return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, tuple(data), varying))
 
 
 def _varies(m: Machine, v: Any) -> bool:
@@ -816,6 +820,8 @@ def closed(m: Machine, b: _Builder, finish: Finish, *, keep: bool = False) -> Ca
 def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     recorder = m.recorder
     _guard_overlap(m)
+    if m.bound:
+        m.world.guard(FixedObject(Unbound), "distinct", ((FixedObject(Unbound),), tuple(m.bound)))
     m.world.guard_apart((i.real, i.source) for i in recorder.real.values() if i.source is not None)
     inputs = _drop_unused(m, b, keep)
     in_inference = recorder.results_inference(b.outs)

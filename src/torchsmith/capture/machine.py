@@ -42,7 +42,7 @@ from .attributes import Raised
 from .bytecode import VERSION
 from .frame import Frame, bind, drive
 from .gradients import Gradients
-from .resume import Later
+from .resume import Later, Loop, Unbound
 from .source import Attr, Cell, FixedObject, Global, Item, Source
 from .stamps import Stamps
 from .state import location
@@ -90,7 +90,8 @@ class Machine:
         self.counts = False  # counters of optimizers and modules are numbers read when the call begins
         self.later = False  # a split frame goes on: its values may be Later
         self.may_walk = True  # ... iterators too: the rest of a loop is captured with what is behind it
-        self.turns: dict[int, list[Any]] = {}  # how often the frame went around loops over such iterators: [step, location, times]
+        self.bound: dict[Source, None] = {}  # of a state: what the program relies on to have a value
+        self.loops: dict[int, Loop] = {}  # by the id of their iterators: those of the outermost frame, and those over iterators from outside
         self.error_mode = False  # compiler.error_on_graph_break(True) is entered
         self.is_whole = False  # captured alone, for export: no frame to go back to
         self.splits = True  # where something is not captured, Python goes on between two graphs
@@ -190,6 +191,16 @@ class Machine:
             if made is not MISSING:
                 return made
         return self.world.wrap(value.obj, value.source) if type(value) is Later else value
+
+    def has_value(self, value: Any) -> bool:
+        """Whether a slot's value is one. Of what a split frame goes on with, a guard says so."""
+        if type(value) is not Later:
+            return value is not NULL
+        if value.obj is Unbound:
+            self.world.guard(value.source, "identity", Unbound)
+        elif value.may_be_unbound:
+            self.bound[value.source] = None
+        return value.obj is not Unbound
 
     def opened(self, value: Later) -> tuple[Later, ...]:
         """A tuple of a split frame, of which nothing is read but how long it is."""

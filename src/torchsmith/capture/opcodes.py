@@ -18,7 +18,7 @@ from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised
 from .bytecode import VERSION, Instr, op
-from .resume import is_missed
+from .resume import Later, Loop, is_missed
 from .world import NULL, SCALARS
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _unbound(f: Frame, slot: int) -> Raised:
 @op("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CLOSURE")
 def op_load_fast(f: Frame, i: Instr) -> None:
     value = f.fast[i.arg]
-    if value is NULL:
+    if value is NULL or (type(value) is Later and not f.machine.has_value(value)):
         raise _unbound(f, i.arg)
     f.stack.append(value)
 
@@ -104,7 +104,7 @@ def op_STORE_FAST(f: Frame, i: Instr) -> None:
 
 @op()
 def op_DELETE_FAST(f: Frame, i: Instr) -> None:
-    if f.fast[i.arg] is NULL:
+    if not f.machine.has_value(f.fast[i.arg]):
         raise _unbound(f, i.arg)
     if f.machine.later and is_missed(f.fast[i.arg]):
         raise Unsupported("CAP012", at=f.machine.loc(), detail="the end of an object that has a __del__ or weak references")
@@ -120,7 +120,7 @@ def op_LOAD_FAST_AND_CLEAR(f: Frame, i: Instr) -> None:
 @op(since=(3, 13))
 def op_LOAD_FAST_LOAD_FAST(f: Frame, i: Instr) -> None:
     for k in (i.arg >> 4, i.arg & 15):
-        if f.fast[k] is NULL:
+        if not f.machine.has_value(f.fast[k]):
             raise _unbound(f, k)
         f.stack.append(f.fast[k])
 
@@ -461,6 +461,7 @@ def op_jump_if_false_or_pop(f: Frame, i: Instr) -> None:
 @op()
 def op_GET_ITER(f: Frame, i: Instr) -> None:
     f.stack[-1] = pr.begin(f.machine, f.stack[-1])
+    f.machine.loops.pop(id(f.stack[-1]), None)
 
 
 @op()
@@ -480,12 +481,15 @@ def op_FOR_ITER(f: Frame, i: Instr) -> None:
     except Raised as r:
         if not isinstance(r.exc, StopIteration):
             raise
-        m.turns.pop(id(it), None)
+        m.loops.pop(id(it), None)
         f.stack.pop()
         f.index = i.value + _AFTER_LOOP
         return
-    if m.later and id(it) in m.world.tracks:
-        m.turns.setdefault(id(it), [m.frames[0].steps - 1, m.loc(), 0])[2] += 1
+    if f is m.frames[0] or (m.later and id(it) in m.world.tracks):
+        loop = m.loops.get(id(it))
+        if loop is None:
+            loop = m.loops[id(it)] = Loop(m.frames[0].steps - 1, f is m.frames[0])
+        loop.turns += 1
     f.stack.append(value)
 
 

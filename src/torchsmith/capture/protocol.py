@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .arrays import ArrayValue
     from .frame import Frame
     from .gradients import Gradients
+    from .resume import Loop
     from .source import Source
     from .stamps import Stamps
     from .tensors import Recorder
@@ -47,7 +48,8 @@ class Machine(Protocol):
     counts: bool
     later: bool
     may_walk: bool
-    turns: dict[int, list[Any]]
+    loops: dict[int, Loop]
+    bound: dict[Source, None]
     error_mode: bool
     is_whole: bool
     splits: bool
@@ -78,6 +80,7 @@ class Machine(Protocol):
     def loc(self) -> str: ...
     def is_in_optimizer(self) -> bool: ...
     def taken_up(self, value: Any) -> Any: ...
+    def has_value(self, value: Any) -> bool: ...
     def tick(self) -> None: ...
 
     # ------------------------------------------------------------ names

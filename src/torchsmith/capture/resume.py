@@ -22,18 +22,32 @@ from .source import Item, Source
 MAX_POINTS = 256  # of one function; where more would be needed the rest of the frame runs as it is
 
 
+class Unbound:
+    """Stands in a state for a variable that has no value: on whichever way a frame comes to a point, its state has the same variables."""
+
+
 class Later:
-    """A value that a frame was given in its middle and nothing has looked at yet: no guard says anything of it."""
+    """A value that a frame was given in its middle and nothing has looked at yet: no guard says anything of it. may_be_unbound: on another
+    way to the point it may be Unbound."""
 
-    __slots__ = ("is_computed", "is_data", "obj", "source")
+    __slots__ = ("is_computed", "is_data", "may_be_unbound", "obj", "source")
 
-    def __init__(self, obj: Any, source: Source, is_computed: bool = False) -> None:
-        self.obj, self.source, self.is_computed = obj, source, is_computed
+    def __init__(self, obj: Any, source: Source, is_computed: bool = False, may_be_unbound: bool = False) -> None:
+        self.obj, self.source, self.is_computed, self.may_be_unbound = obj, source, is_computed, may_be_unbound
         self.is_data = is_computed and is_data(obj)  # a number, text ... that Python computed behind a break: not to be made a constant of
 
     def unpacked(self) -> tuple[Later, ...]:
         """The items of a tuple, which nothing has looked at either."""
         return tuple([Later(v, Item(self.source, i), self.is_computed) for i, v in enumerate(self.obj)])
+
+
+@dataclass(slots=True)
+class Loop:
+    """A `for` loop that was begun: at which step of the outermost frame, whether it is that frame's own, how often it went around."""
+
+    step: int
+    is_own: bool
+    turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,11 @@ class Point:
         return bytecode.decode(self.code).instrs[self.index].line
 
     @property
+    def loop(self) -> int:
+        """The FOR_ITER of the innermost loop around the point; a negative number of the point's own: there is none."""
+        return max((i.index for i in bytecode.decode(self.code).instrs if i.name == "FOR_ITER" and i.index <= self.index < i.value), default=~self.index)
+
+    @property
     def counters(self) -> set[str]:
         """Names of the values that a loop around the point counts with."""
         counted = assemble.counters(self.code)[self.index]
@@ -84,6 +103,8 @@ class Family:
     key: Any
     points: dict[Point, Any] = field(default_factory=dict)
     operators: int = 0  # in all graphs so far
+    by_turns: set[int] = field(default_factory=set)  # loops whose iterators are left to Python: too many of their places were compiled for
+    has_walked: bool = False  # turns of a loop up to its next break were captured as one: from now on a loop is captured to its end, or turn by turn
     why: Unsupported | None = None  # why the function was split first
     others: int = 0  # operators that were compiled by then, in all functions
 
@@ -128,19 +149,18 @@ def make_site(family: Family, stop: Stop, space: dict[str, Any], make_point: Any
         if ins.name in assemble._JUMPS:
             skipped = assemble.AFTER_LOOP if ins.name == "FOR_ITER" else 0
             targets.append((next_index(code, ins.value + skipped), (*below, *assemble.pushes(ins, jumps=True))))
-    kept = [s for s in slots if any(s in alive[index] for index, _ in targets)]
     was = dict(zip(slots, stop.data))
     under = stop.data[len(slots) : len(slots) + sum(below)]
-    data = (*(was[s] for s in kept), *under)
     last = stop.data[len(stop.data) - stop.handled :]
-    exits = tuple(
-        _marked(make_point(family, Point(code, index, tuple(kept), shape, stop.handled, (*data, *(True,) * (sum(shape) - len(under)), *last))), stop, len(below))
-        for index, shape in targets
-    )
-    body = assemble.step(code, ins, slots, stack, stop.handled, kept, stop.kw_names)
+    kept = [tuple(s for s in slots if s in alive[index]) for index, _ in targets]
+    exits = []
+    for own, (index, shape) in zip(kept, targets):
+        data = (*(was[s] for s in own), *under, *(True,) * (sum(shape) - len(under)), *last)
+        exits.append(_marked(make_point(family, Point(code, index, own, shape, stop.handled, data)), stop, len(below)))
+    body = assemble.step(code, ins, slots, stack, stop.handled, kept[0] if kept else (), stop.kw_names, kept[-1] if kept else ())
     step = types.FunctionType(body, space, code.co_name, None, (types.CellType(),) if body.co_freevars else None)
     step.__qualname__ = code.co_qualname
-    return step, exits, _handler(family, stop, make_point), free_variable(code, ins), stop.handled
+    return step, tuple(exits), _handler(family, stop, make_point), free_variable(code, ins), stop.handled
 
 
 def _marked(point: Any, stop: Stop, depth: int) -> Any:
@@ -178,10 +198,14 @@ def _handler(family: Family, stop: Stop, make_point: Any) -> tuple[Any, ...] | N
 def rest_of(point: Point, fn: types.FunctionType, state: tuple[Any, ...]) -> tuple[Any, list[Any]]:
     """A function that runs the frame from the point to its end, and its arguments."""
     n = len(point.slots)
-    body = assemble.rest(point.code, point.index, point.slots, point.stack, state[n : n + sum(point.stack)])
+    on_stack = iter(state[n:])
+    stack = [next(on_stack) if real else Unbound for real in point.stack]
+    slots = [s for s, v in zip(point.slots, state) if v is not Unbound]
+    values = [v for v in stack if v is not Unbound]
+    body = assemble.rest(point.code, point.index, slots, [v is not Unbound for v in stack], values)
     run = types.FunctionType(body, fn.__globals__, fn.__name__, None, fn.__closure__)
     run.__qualname__ = fn.__qualname__
-    values: list[Any] = [None] * (bytecode.decode(point.code).size - len(point.code.co_freevars))
+    given: list[Any] = [None] * (bytecode.decode(point.code).size - len(point.code.co_freevars))
     for s, v in zip(point.slots, state):
-        values[s] = v
-    return run, values
+        given[s] = v
+    return run, given

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 from ..codes import Unsupported
-from . import finish, iterators, overrides, torch_rows
+from . import assemble, finish, iterators, overrides, torch_rows
 from .attributes import Raised
 from .captured import Captured
 from .frame import STOP, Frame, bind
@@ -21,7 +21,7 @@ from .machine import ASYNC, GENERATOR, Machine
 from .resume import Later, Point
 from .source import Computed, FixedObject, Item, Local, Source
 from .stamps import Again
-from .state import least_number, location
+from .state import location
 from .world import NULL
 
 
@@ -48,6 +48,8 @@ def capture(
     error_mode: bool = False,
     counts: bool = False,
     walks: bool = True,
+    whole_loops: bool = False,
+    least: int = 2,
     stamps: bool = True,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
@@ -58,7 +60,8 @@ def capture(
     instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
     in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time.
     `counts`: what optimizers and modules count in tensors is read when the call begins. `walks`: a frame that goes on in a loop may take what is left of
-    its iterator as constants. `stamps`: equal modules are interpreted once."""
+    its iterator as constants; `whole_loops`: all that is left, or nothing. `least`: the least integer that may be a
+    symbol. `stamps`: equal modules are interpreted once."""
     given_all = dict(locals())
     with _no_collection():
         try:
@@ -83,7 +86,7 @@ def _no_collection() -> Iterator[None]:
 def _capture(
     fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool | None, dynamic_dims: Any, static_dims: Any, ones: bool,
     loose: frozenset[str], growing: Set[str], declared: Any, unbacked: Set[tuple[str, int]], fullgraph: bool, given: Any, close: Callable[[Machine, Any], Captured],
-    at: Point | None, stop: int | None, probe: bool, reads: bool, error_mode: bool, counts: bool, walks: bool, stamps: bool,
+    at: Point | None, stop: int | None, probe: bool, reads: bool, error_mode: bool, counts: bool, walks: bool, whole_loops: bool, least: int, stamps: bool,
 ) -> Captured:  # fmt: skip
     m = Machine(fn)
     if not stamps:
@@ -99,7 +102,7 @@ def _capture(
     m.recorder.dynamic_dims = dict(dynamic_dims or {})
     m.recorder.static_dims = dict(static_dims or {})
     m.recorder.ones = ones
-    m.recorder.least = least_number(at)
+    m.recorder.least = least
     m.recorder.facts.loose = loose
     m.world.growing = growing
     m.recorder.declared = dict(declared or {})
@@ -141,8 +144,8 @@ def _capture(
             why.is_error = why.is_error or m.error_mode
             if why.step < 0 and frame is not None:
                 why.step = frame.clean if probe else frame.steps - 1
-            if stop is None and m.splits:
-                _turn_by_turn(m, why)
+            if stop is None and m.splits and frame is not None:
+                _turn_by_turn(m, frame, why, whole_loops)
             raise
         finally:
             m.active = False
@@ -155,13 +158,16 @@ def _capture(
 _ALL = 1 << 62
 
 
-def _turn_by_turn(m: Machine, why: Unsupported) -> None:
-    """A loop that breaks in the first turn after a break would be compiled for each turn: its iterator is left to Python."""
-    for step, place, turns in sorted(m.turns.values()):
-        if turns == 1 and 0 <= step < why.step:
-            left = Unsupported("CAP011", at=place, detail="an iterator from outside, of a loop that breaks in each turn")
-            left.step, left.is_error = step, why.is_error
-            raise left from why
+def _turn_by_turn(m: Machine, frame: Frame, why: Unsupported, whole_loops: bool) -> None:
+    """A loop that breaks in the first turn of a capture breaks in each turn: Python moves its iterator, and all turns are compiled as one."""
+    open_loops = {id(v) for v in frame.stack}
+    for key, loop in m.loops.items():
+        if loop.step < 0 or (loop.is_own and key not in open_loops):
+            continue
+        goes_on = loop.turns > 1 and m.later and loop.is_own and key in m.world.tracks and not iterators.is_over_modules(m.world.tracks[key].obj)
+        why.in_loop = why.in_loop or goes_on
+        if loop.turns == 1 or (goes_on and whole_loops):
+            why.step = min(why.step, loop.step)
 
 
 def _stops_at_loop(m: Machine, frame: Frame) -> None:
@@ -176,7 +182,10 @@ def _enter_middle(m: Machine, frame: Frame, point: Point, values: tuple[Any, ...
     """The frame as it stands at a point; its values are taken up where something looks at them."""
     m.later = True
     n = len(point.slots)
-    later = [Later(v, Local(name), d) for v, name, d in zip(values, point.names, point.data, strict=True)]
+    unbound = assemble.unbound(point.code)[point.index]
+    clears = any(i.name == "LOAD_FAST_AND_CLEAR" for i in frame.code.instrs)  # puts what a variable holds, or nothing, on the stack
+    doubts = [s in unbound for s in point.slots] + [clears] * (len(values) - n)
+    later = [Later(v, Local(name), d, doubt) for v, name, d, doubt in zip(values, point.names, point.data, doubts, strict=True)]
     free = frame.code.size - len(frame.code.code.co_freevars)
     frame.fast = [NULL] * free + list(frame.fn.__closure__ or ())
     for slot, value in zip(point.slots, later):

@@ -87,7 +87,7 @@ class State:
     varying: set[str] = field(default_factory=set)  # of a point: names of numbers that vary, as the frame's beginning knows
     reads: bool = False  # item() is a number that the graph tells when it runs; else it is a break
     may_read: bool = True  # ... which was not refused yet
-    may_walk: bool = True  # iterators in a split frame may become constants
+    may_pin: bool = True  # numbers that vary may become constants in front of a break, one compilation for each; else what needs one is left to Python
     counts: bool = False  # what optimizers and modules count in tensors is read before the graph runs, because they choose by it
     pending: set[Any] = field(default_factory=set)  # signatures of calls that are being compiled in the background
     failed: dict[Any, BaseException] = field(default_factory=dict)  # what compiling them raised, for the next such call
@@ -118,6 +118,17 @@ class State:
                 self.numbers[place] = kind
                 self.counted.update({place} if name in counters else ())
 
+    @property
+    def may_walk(self) -> bool:
+        """Whether iterators in a split frame may become constants."""
+        return self.point is None or self.family is None or self.point.loop not in self.family.by_turns
+
+    @property
+    def least_number(self) -> int:
+        """The least integer that may be a symbol. A function's 0 and 1 have graphs of their own, as sizes have; what a loop of a split frame
+        counts has one, there and in what the loop calls."""
+        return 2 if self.point is None and not self.hooked else 0
+
     def reduce(self, dispatcher: Any) -> Any:
         """For pickle: by name, as functions are; where the name means something else, the original compiled again."""
         original = dispatcher.__wrapped__
@@ -125,11 +136,6 @@ class State:
         for part in dispatcher.__qualname__.split("."):
             found = getattr(found, part, None)
         return dispatcher.__qualname__ if found is dispatcher else (self.settings.again, (original, *self.settings.pickled()))
-
-
-def least_number(point: resume.Point | None) -> int:
-    """The least integer that may be a symbol. A function's 0 and 1 have graphs of their own, as sizes have; what a loop counts has one."""
-    return 2 if point is None else 0
 
 
 def location(fn: types.FunctionType) -> str:
