@@ -870,10 +870,16 @@ LOOPS = {
     "plain": ("for i in range(30):\n  x = x * 1.01 + i\n  gb()", 1),
     "two arms, by a number": ("for i in range(30):\n  if i % 2: x = x * 1.01\n  else: x = x + 1\n  gb()", 2),
     "two arms, by a value": ("for i in range(30):\n  if x.sum() > 0: x = x * 1.01 - 1\n  else: x = x + 1", 3),
-    "two arms that break": ("for i in range(30):\n  if i % 2:\n    x = x * 1.01\n    gb()\n    x = x + 2\n  else:\n    x = x + 1\n    gb()\n    x = x - 1", 4),
-    "three nested": ("for i in range(3):\n  for j in range(3):\n    for k in range(3):\n      x = x + k\n      gb()\n    x = x - j\n  x = x * 0.9", 3),
+    "two arms that break": (
+        "for i in range(30):\n  if i % 2:\n    x = x * 1.01\n    gb()\n    x = x + 2\n"
+        "  else:\n    x = x + 1\n    gb()\n    x = x - 1", 4),
+    "three nested": (
+        "for i in range(3):\n  for j in range(3):\n    for k in range(3):\n      x = x + k\n      gb()\n"
+        "    x = x - j\n  x = x * 0.9", 3),
     "while in for": ("for i in range(5):\n  j = 0\n  while j < 4:\n    x = x + j\n    gb()\n    j += 1\n  x = x * 0.9", 3),
-    "try": ("n = 0\nfor i in range(30):\n  try:\n    x = x * 1.01\n    if gb() or i % 4 == 1: raise KeyError\n    x = x + 1\n  except KeyError:\n    n += 1\n    x = x - 1", 4),
+    "try": (
+        "n = 0\nfor i in range(30):\n  try:\n    x = x * 1.01\n    if gb() or i % 4 == 1: raise KeyError\n"
+        "    x = x + 1\n  except KeyError:\n    n += 1\n    x = x - 1", 4),
     "finally": ("for i in range(30):\n  try:\n    x = x * 1.01\n    gb()\n  finally:\n    x = x + 1", 2),
     "with": ("for i in range(30):\n  with torch.no_grad():\n    x = x * 1.01\n    gb()\n    x = x + 1", 2),
     "a sum of values": ("total = 0.0\nfor i in range(30):\n  x = x * 1.01\n  total += x.sum().item()\n  gb()\nx = x, total", 1),
@@ -918,6 +924,29 @@ def test_each_piece_of_a_loop_is_compiled_once(name):
     for _ in range(2):
         same(compiled(X), space["f"](X))
     assert len(backend.seen) <= graphs
+
+
+def test_functions_made_in_each_call_do_not_compile_anew():
+    """Functions inside that call one another: what the frame hook compiles holds for all that have their code."""
+
+    def f(x):
+        def even(t, n):
+            compiler.graph_break()
+            return t if n == 0 else odd(t + 1, n - 1)
+
+        def odd(t, n):
+            compiler.graph_break()
+            return t if n == 0 else even(t * 0.9, n - 1)
+
+        return even(x, 7)
+
+    backend = Graphs()
+    compiled = torchsmith.compile(f, backend=backend)
+    same(compiled(X), f(X))
+    seen = len(backend.seen)
+    for _ in range(3):
+        same(compiled(X), f(X))
+    assert len(backend.seen) == seen <= 4
 
 
 def test_turns_that_vary_do_not_compile_anew():

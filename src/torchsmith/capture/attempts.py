@@ -36,9 +36,11 @@ def _capture(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs
     from .start import capture  # the machine's tables take a while to build: not before the first miss
 
     whole_loops = state.family is not None and state.family.has_walked
+    by_code = (state if state.family is None else state.family.root).hooked
     return capture(
-        fn, args, kwargs, at=state.point, walks=state.may_walk, whole_loops=whole_loops, least=state.least_number, error_mode=_ERRORS.on, **asked
-    )
+        fn, args, kwargs, at=state.point, walks=state.may_walk, whole_loops=whole_loops, least=state.least_number, by_code=by_code,
+        error_mode=_ERRORS.on, **asked,
+    )  # fmt: skip
 
 
 # Reasons for which a frame is not split: the frame as a whole, or too much of it.

@@ -50,6 +50,7 @@ def capture(
     walks: bool = True,
     whole_loops: bool = False,
     least: int = 2,
+    by_code: bool = False,
     stamps: bool = True,
 ) -> Captured:
     """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
@@ -61,7 +62,7 @@ def capture(
     in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time.
     `counts`: what optimizers and modules count in tensors is read when the call begins. `walks`: a frame that goes on in a loop may take what is left of
     its iterator as constants; `whole_loops`: all that is left, or nothing. `least`: the least integer that may be a
-    symbol. `stamps`: equal modules are interpreted once."""
+    symbol. `by_code`: the function is one of many with this code, and so are those in its cells. `stamps`: equal modules are interpreted once."""
     given_all = dict(locals())
     with _no_collection():
         try:
@@ -86,7 +87,7 @@ def _no_collection() -> Iterator[None]:
 def _capture(
     fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool | None, dynamic_dims: Any, static_dims: Any, ones: bool,
     loose: frozenset[str], growing: Set[str], declared: Any, unbacked: Set[tuple[str, int]], fullgraph: bool, given: Any, close: Callable[[Machine, Any], Captured],
-    at: Point | None, stop: int | None, probe: bool, reads: bool, error_mode: bool, counts: bool, walks: bool, whole_loops: bool, least: int, stamps: bool,
+    at: Point | None, stop: int | None, probe: bool, reads: bool, error_mode: bool, counts: bool, walks: bool, whole_loops: bool, least: int, by_code: bool, stamps: bool,
 ) -> Captured:  # fmt: skip
     m = Machine(fn)
     if not stamps:
@@ -102,7 +103,7 @@ def _capture(
     m.recorder.dynamic_dims = dict(dynamic_dims or {})
     m.recorder.static_dims = dict(static_dims or {})
     m.recorder.ones = ones
-    m.recorder.least = least
+    m.recorder.least, m.world.by_code = least, by_code
     m.recorder.facts.loose = loose
     m.world.growing = growing
     m.recorder.declared = dict(declared or {})

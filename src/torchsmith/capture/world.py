@@ -219,6 +219,7 @@ class World:
         self.tuples: dict[int, Source] = {}  # where tuples of constants came from
         self.changed: list[Track] = []  # in order of first change
         self.pinned: dict[int, Source] = {}
+        self.by_code = False  # functions in cells of the one that is captured may be others in the next call, with the same code
         self.fresh_pinned: set[int] = set()  # classes and functions made during capture
         self.global_writes: dict[tuple[int, str], tuple[dict[str, Any], Source, Any]] = {}  # by namespace and name; NULL: deleted
         self.array_scalar: Callable[[Any, Source], Any] = lambda scalar, source: MISSING
@@ -303,7 +304,7 @@ class World:
             if not is_constant(obj.__self__):
                 self.track(obj.__self__, FixedObject(obj.__self__, obj.__name__))  # what it belongs to is from outside
         if source is not None and not isinstance(source, FixedObject):
-            if isinstance(root_of(source), Local) and issubclass(type(obj), types.FunctionType):
+            if isinstance(root_of(source), (Local, Cell) if self.by_code else Local) and issubclass(type(obj), types.FunctionType):
                 return self.track(obj, source)  # made anew for each call perhaps: guarded by its code instead
             self.guard(source, "identity", obj)
             self.pinned.setdefault(id(obj), source)
