@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -357,3 +358,13 @@ def test_names_of_symbols_in_text() -> None:
     """Each symbol by its own name: s1 is no part of s10, nor of what another is called."""
     text = print_condition(op("lt", Sym("s1") + Sym("s10"), Sym("s2")), {"s1": "rows", "s2": "s1"})
     assert text == "((rows + s10) < s1)"
+
+
+@pytest.mark.parametrize("expr", ["1 // (n % 3)", "n / (n - 4)", "9 % (n % 4)", "divmod(1, n % 3)", "operator.floordiv(n, n - 3)"])
+def test_a_division_by_zero_raises_in_each_call(expr):
+    """Whether the quotient is used or not: a number that varies is no zero in the calls that one compilation is for."""
+    space = {"operator": operator}
+    exec(f"def fn(x, n):\n  try:\n    {expr}\n    return x + 1\n  except ZeroDivisionError:\n    return x - 1", space)
+    compiled = torchsmith.compile(space["fn"], backend="eager")
+    for n in (5, 7, 6, 4, 3, 8):
+        assert torch.equal(compiled(torch.ones(2), n), space["fn"](torch.ones(2), n))

@@ -55,6 +55,7 @@ _MAX_STEPS = 200_000  # backward jumps: a loop longer than this is not worth unr
 _READ = frozenset({"item", "tolist", "is_nonzero", "__bool__", "__int__", "__float__", "__index__", "__complex__"})
 _NUMBER = frozenset({"item", "tolist", "__int__", "__float__", "__index__"})  # of a program that stands alone, symbols
 _OF_A_CALL = frozenset({"__code__", "__defaults__", "__kwdefaults__"})  # what a call of a function looks at
+_QUOTIENTS = frozenset({operator.floordiv, operator.mod, operator.truediv})
 _LISTED = 256  # numbers that tolist may give
 
 
@@ -396,8 +397,10 @@ class Machine:
             raise Unsupported("CAP006", at=self.raised_at or self.loc(), detail=f"{type(exc).__name__}: {exc}")
 
     def symbolic(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Arithmetic on symbolic sizes."""
+        """Arithmetic on symbolic sizes. A quotient's divisor is not zero in any call: there Python raises."""
         self.recorder.facts.loc = self.loc()
+        if fn in _QUOTIENTS and type(args[1]) is torch.SymInt and args[1].node.hint is not None:
+            bool(args[1] != 0)
         return self.native(fn, list(args), {}, plain=True)
 
     # ------------------------------------------------------------ shapes of values
