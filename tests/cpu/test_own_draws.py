@@ -70,6 +70,23 @@ def test_what_cannot_be_repeated_is_an_error() -> None:
         torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
 
 
+@torch.library.custom_op("torchsmith_own_draws::double", mutates_args=())
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+double.register_fake(torch.empty_like)
+double.register_autograd(lambda ctx, grad: grad * 2)
+
+
+def test_what_the_user_draws_is_no_draw_of_the_compilers() -> None:
+    compiled = torchsmith.compile(lambda x: double(x).pow(2).sum(), options=OWN)
+    x = torch.rand(8, requires_grad=True)
+    (once,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+    (twice,) = torch.autograd.grad(once.sum(), x)
+    assert torch.allclose(once, 8 * x) and torch.allclose(twice, torch.full((8,), 8.0))
+
+
 def test_eagers_draws_are_the_default() -> None:
     x = torch.rand(8, 8)
     compiled = torchsmith.compile(lambda x: F.dropout(x, 0.5))

@@ -131,7 +131,7 @@ class Attached:
 
     def _forward(self, ctx: Any, given: list[Any], *leaves: Any) -> Any:
         inputs, cut = given[0], self.cut
-        if cut.is_random:
+        if cut.may_draw:
             ctx.random = generator_states()
         results = list(self.forward(*inputs))
         for k, home in self.parts:  # their writes have to count as writes to what is kept
@@ -232,9 +232,9 @@ class Attached:
         events.emit("fallback", code=code)
         if _versions(ctx.inputs, self.unwatched) != ctx.versions:
             raise RuntimeError(_CHANGED)
-        if self.cut.is_random and self.own_draws:
+        if self.cut.draws and self.own_draws:
             raise RuntimeError(_DRAWS)
-        now = generator_states() if self.cut.is_random else None
+        now = generator_states() if self.cut.may_draw else None
         if now is not None:
             put_back(ctx.random)
         further = torch.is_grad_enabled()

@@ -24,7 +24,7 @@ from ..graph.canonical import emit_graph
 from ..graph.functionalise import Recording, goes_backwards, run_captured, traced
 from ..graph.layout import is_dense
 from ..graph.outputs import FreshNode, InputNumber, Outputs, ViewOf, describe_outputs
-from ..graph.schema import may_draw
+from ..graph.schema import draws, may_draw
 from ..graph.sizes import SizeFacts
 from ..graph.spec import LASTING, FunctionalGraph, TensorSpec
 from ..graph.tracing import device_of, make_unseen, remember_device
@@ -71,7 +71,8 @@ class Cut:
     leaves: tuple[int, ...]
     again: tuple[tuple[int, tuple[str, int], tuple[Step, ...] | None], ...]
     backward: Backward
-    is_random: bool
+    draws: bool
+    may_draw: bool  # it does, or an operator of the user's does
     written: tuple[int, ...]
     old: dict[int, int] = field(default_factory=dict)
     choice: Choice | None = None  # what backward keeps and computes again
@@ -324,10 +325,11 @@ class Joint:
         passing = tuple(range(len(self.outputs.results), len(results)))
         forward = emit_graph(shown, Outputs(results, self.outputs.write_backs), passing)  # type: ignore[arg-type]
         written = tuple(number for number, _ in self.outputs.write_backs)
-        is_random = any(isinstance(n.target, torch._ops.OpOverload) and may_draw(n.target, n.args, n.kwargs) for n in self.earlier)
+        calls = [(n.target, n.args, n.kwargs) for n in self.earlier if isinstance(n.target, torch._ops.OpOverload)]
+        random = any(draws(*c) for c in calls), any(may_draw(*c) for c in calls)
         again = tuple(str(n.target).removesuffix(".default") for n in self.repeated.values() if n.view_of is None and n.kind == "call")
         return Cut(
-            forward, len(self.outputs.results), self.roots, self.leaves, self._again(), backward, is_random, written, old, self.choice,
+            forward, len(self.outputs.results), self.roots, self.leaves, self._again(), backward, *random, written, old, self.choice,
             again,
         )  # fmt: skip
 
