@@ -955,6 +955,13 @@ def _alone() -> Any:
     return found
 
 
+class Wrapped:
+    @classmethod
+    @classmethod
+    def made(cls) -> Any:
+        return cls
+
+
 def _moved(kind: Callable[..., Any]) -> Any:
     made = kind(a=1, b=2, c=3)
     made.move_to_end("a")
@@ -1032,6 +1039,7 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
     "a property of its own class": (_doubled, lambda: (Doubles(),)),
     "a group from before a break": (_taken_apart, tuple),
     "a group of one": (_alone, tuple),
+    "a class method of one": (lambda x: x.made() is type(x), lambda: (Wrapped(),)),
     "text of its own class": (lambda x: (repr(x), str(x), f"{x}"), lambda: (_moved(Recent),)),
     "copies of a default": (lambda x: (copy.copy(x), copy.deepcopy(x), Filled(list, a=1)), lambda: (Filled(list, a=[1]),)),
     "copies of a deque": (lambda x: (copy.copy(x), copy.deepcopy(x)), lambda: (collections.deque([1, 2], 3),)),

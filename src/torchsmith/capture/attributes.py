@@ -311,7 +311,7 @@ def _native_get(cattr: Any, obj: Any, t: type) -> Any:
 
 
 def _bind_class(func: Any, cls: type) -> Any:
-    return types.MethodType(func, cls) if callable(func) else func.__get__(cls)
+    return types.MethodType(func, cls) if callable(func) else func.__get__(cls, cls)
 
 
 _UNPACKS = frozenset({"saved_tensors", "saved_variables"})  # of autograd's own contexts: a read unpacks, by hooks of the program's
