@@ -705,3 +705,14 @@ def test_tensors_are_made_as_asked(name: str) -> None:
     for of in (lambda y: y.requires_grad, lambda y: y.is_leaf, lambda y: y is x, lambda y: y.data_ptr() == x.data_ptr()):
         assert of(got) == of(expected)
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_which_tensor_it_is(backend: str) -> None:
+    def asked(x: Tensor, y: Tensor) -> tuple[bool, ...]:
+        return hash(x) == id(x), hash(x) == hash(y), x.is_set_to(x.view_as(x)), x.is_set_to(x.t()), (x + 1).is_set_to(x), y.is_set_to(y)
+
+    compiled = torchsmith.compile(asked, backend=backend, fullgraph=True)
+    x, y = torch.ones(2, 2), torch.ones(2, 2)
+    for pair in ((x, y), (x, x), (y, x)):
+        assert compiled(*pair) == asked(*pair)

@@ -523,7 +523,21 @@ def _get_device(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @tensor_method("__hash__")
 def _hash(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    return id(t)
+    return m.call(id, [t], {})
+
+
+@tensor_method("is_set_to")
+def _is_set_to(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The same memory, seen in the same way? Of two inputs, which may share theirs in one call and not in another, nothing is said."""
+    other = args[0] if args else kwargs.get("tensor")
+    if not issubclass(type(other), Tensor):
+        return MISSING
+    if torch_rows.tracing.storage(t) != torch_rows.tracing.storage(other):
+        if m.recorder.info(t).real is not None and m.recorder.info(other).real is not None:
+            raise Unsupported("CAP026", at=m.loc(), detail="tensor.is_set_to()")
+        return False
+    places = [(x.storage_offset(), tuple(x.shape), x.stride()) for x in (t, other)]
+    return pr.truth(m, pr.compare(m, "==", *places))
 
 
 @tensor_method("is_inference")

@@ -23,7 +23,7 @@ from .arrays import ArrayValue
 from .attributes import Raised, class_guard, find
 from .protocol import Machine
 from .source import TensorKey
-from .world import CONTAINERS, MISSING, NULL, SCALARS, container_base, has_image, held, item_of
+from .world import CONTAINERS, MISSING, NULL, SCALARS, Identity, container_base, has_image, held, item_of
 
 Function = types.FunctionType
 Tensor = torch.Tensor
@@ -56,6 +56,8 @@ def outcome(m: Machine, name: str, f: Any, args: list[Any]) -> Any:
     made = m.call(f, args, {})
     good, judge = _JUDGES[name]
     t = type(made)
+    if t is Identity and name == "__hash__":
+        return made
     if t is good and (name not in ("__len__", "__hash__") or 0 <= made < 2**60):
         return made
     if t in SymTypes:
