@@ -962,6 +962,28 @@ class Wrapped:
         return cls
 
 
+def _copies(x: Any) -> Any:
+    inner = Shown()
+    held = {inner}
+    own = inner.__repr__
+    looped: Any = ([],)
+    looped[0].append(looped)
+    again = copy.deepcopy(looped)
+    others = copy.deepcopy(own).__self__ is inner, inner in copy.deepcopy(held), inner in copy.copy(held)  # type: ignore[attr-defined]
+    return copy.copy(x) is x, copy.deepcopy(x) is x, again[0][0] is again, others
+
+
+def _proxied(proxy: Any, table: dict[str, int]) -> Any:
+    before = proxy["a"]
+    table["a"], table["b"] = 5, 6
+    return before, proxy["a"], "b" in proxy, len(proxy)
+
+
+def _table() -> tuple[Any, ...]:
+    table = {"a": 1}
+    return types.MappingProxyType(table), table
+
+
 def _moved(kind: Callable[..., Any]) -> Any:
     made = kind(a=1, b=2, c=3)
     made.move_to_end("a")
@@ -1040,6 +1062,9 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
     "a group from before a break": (_taken_apart, tuple),
     "a group of one": (_alone, tuple),
     "a class method of one": (lambda x: x.made() is type(x), lambda: (Wrapped(),)),
+    "copies": (_copies, lambda: ((1, [2]),)),
+    "a proxy of what changes": (_proxied, _table),
+    "a proxy of layers": (lambda x: (x.copy(), x["a"]), lambda: (types.MappingProxyType(collections.ChainMap({"a": 1}, {"b": 2})),)),
     "text of its own class": (lambda x: (repr(x), str(x), f"{x}"), lambda: (_moved(Recent),)),
     "copies of a default": (lambda x: (copy.copy(x), copy.deepcopy(x), Filled(list, a=1)), lambda: (Filled(list, a=[1]),)),
     "copies of a deque": (lambda x: (copy.copy(x), copy.deepcopy(x)), lambda: (collections.deque([1, 2], 3),)),

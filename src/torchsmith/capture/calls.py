@@ -529,7 +529,7 @@ def _hash(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
 @tensor_method("is_set_to")
 def _is_set_to(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     """The same memory, seen in the same way? Of two inputs, which may share theirs in one call and not in another, nothing is said."""
-    other = args[0] if args else kwargs.get("tensor")
+    other: Any = args[0] if args else kwargs.get("tensor")
     if not issubclass(type(other), Tensor):
         return MISSING
     if torch_rows.tracing.storage(t) != torch_rows.tracing.storage(other):

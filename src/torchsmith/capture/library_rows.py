@@ -54,7 +54,7 @@ _OF_COPIES = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__
 def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
     """copy.copy and copy.deepcopy, by the protocol's parts that Python objects use. memo: the program's own, which it may look into."""
     t = type(obj)
-    if t in SCALARS or is_constant(obj) or issubclass(t, PINNED_TYPES) or issubclass(t, (types.MethodType, enum.Enum)):
+    if t in SCALARS or is_constant(obj) or issubclass(t, PINNED_TYPES) or issubclass(t, enum.Enum) or (t in (types.MethodType, tuple) and not deep):
         return obj
     key = identity(m, obj)
     if deep and key in memo:
@@ -76,8 +76,13 @@ def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
     def part(x: Any) -> Any:
         return _copied(m, x, memo, True) if deep else x
 
+    if t is types.MethodType:
+        return types.MethodType(at.load_attr(m, obj, "__func__"), part(at.load_attr(m, obj, "__self__")))
     if t is tuple:
-        return tuple(part(x) for x in obj)
+        parts = tuple(part(x) for x in obj)
+        if key not in memo:  # else what it holds led back to it
+            memo[key] = obj if all(x is y for x, y in zip(parts, obj, strict=True)) else parts
+        return memo[key]
     base: Any = container_base(t)
     if base is None and blank(t) is None:
         raise Unsupported("CAP011", at=m.loc(), detail=f"a copy of a {t.__name__}")
@@ -92,9 +97,9 @@ def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
             if base is defaultdict:
                 new.default_factory = body.default_factory
             for k, v in entries(body):
-                base.__setitem__(new, k, part(v))
+                base.__setitem__(new, part(k), part(v))
         elif base is set:
-            set.update(new, body)
+            set.update(new, [part(x) for x in body] if deep else body)
         else:
             base.extend(new, [part(x) for x in body])
     if own_dict(obj if track is None else track.obj) is not None and base is not t:

@@ -201,7 +201,7 @@ def _dyadic(m: Machine, sign: str, fn: Callable[[Any, Any], Any], name: str, ref
             return m.record("function", fn, (_operand(m, a), _operand(m, b)), {})
     if f is not None or g is not None:
         both = issubclass(ta, _VALUES) and issubclass(tb, _VALUES)
-        if both and f is None and not issubclass(tb, ta):
+        if both and f is None and ta not in tb.__mro__:
             raise Unsupported("CAP014", at=m.loc(), detail=f"{ta.__name__}.{name} beside {tb.__name__}.{reflected}")
         tries = []
         if f is not None and not tensor_a:
@@ -214,7 +214,7 @@ def _dyadic(m: Machine, sign: str, fn: Callable[[Any, Any], Any], name: str, ref
                 tries.append((g, b, a))
             elif name == "__ne__":
                 tries.append((None, b, a))
-            if len(tries) > 1 and ta is not tb and issubclass(tb, ta) and (compares or find(m, ta, reflected) is not find(m, tb, reflected)):
+            if len(tries) > 1 and ta is not tb and ta in tb.__mro__ and (compares or find(m, ta, reflected) is not find(m, tb, reflected)):
                 tries.reverse()
         for h, x, y in tries:
             out = m.call(h, [x, y], {}) if h is not None else _not_equal(m, x, y)

@@ -644,6 +644,17 @@ def _image_defaultdict(world: World, track: Track) -> Any:
     return defaultdict(factory, _dict_items(world, track))
 
 
+def _image_proxy(world: World, track: Track) -> Any:
+    """A proxy shows what the program writes to its dictionary; that of a class is read as it is."""
+    over = referent(track.obj)
+    if type(over) is dict and "__doc__" in over:
+        return dict(_dict_items(world, track))
+    if not issubclass(type(over), dict):
+        raise Unsupported("CAP011", at=world.loc(), detail=f"a mappingproxy of a {type(over).__name__} from outside")
+    held = world.wrap(over, Attr(track.source, "mapping", "referent"))
+    return types.MappingProxyType(world.image(world.tracks[id(held)]))
+
+
 _IMAGE[list] = _image_list
 _IMAGE[dict] = lambda world, track: dict(_dict_items(world, track))
 _IMAGE[OrderedDict] = lambda world, track: OrderedDict(_dict_items(world, track))
@@ -651,6 +662,6 @@ _IMAGE[defaultdict] = _image_defaultdict
 _IMAGE[set] = _image_set
 _IMAGE[frozenset] = _image_set
 _IMAGE[deque] = _image_deque
-_IMAGE[types.MappingProxyType] = lambda world, track: dict(_dict_items(world, track))
+_IMAGE[types.MappingProxyType] = _image_proxy
 
 __all__ = ["DELETED", "MISSING", "NULL", "Cell", "Global", "Track", "World", "item_of", "policy", "put", "root_of"]
