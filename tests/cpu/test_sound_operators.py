@@ -236,6 +236,14 @@ def test_strided_views_count_from_the_start_of_the_memory() -> None:
     check(views, (torch.arange(24.0),))
 
 
+def test_more_of_the_memory_than_a_view_shows() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        part = (x * 2).narrow(0, 4, 2)
+        return part, part.as_strided((2, 2), (2, 1), 1)
+
+    check(fn, (torch.arange(8.0),))
+
+
 def test_a_result_shown_otherwise_beside_its_memory() -> None:
     def fn(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x.exp()
@@ -346,6 +354,8 @@ def test_values_are_eagers_own() -> None:
     check(lambda x, n: ((x**n).long(), 3.0**n), (x, n), exact=True)
     check(torch.ldexp, (torch.tensor([2e-38, 1.0]), torch.tensor([130, -149])), exact=True)
     check(lambda x: (torch.all(x, ()), torch.any(x, ())), (torch.tensor([1.0, 0.0]),), exact=True)
+    check(lambda x: torch.signbit(x.sum(-1)), (torch.tensor(-0.0),))
+    check(lambda x: (torch.special.i0e(x), torch.special.i1e(x)), (torch.tensor([1e308, -1e308, 40.0], dtype=torch.float64),))
     far = torch.tensor([[1e-30], [3e38], [-2.0]])
     for order in (2, 3, -2):  # of one element: its absolute value
         check(lambda x, order=order: torch.linalg.vector_norm(x, order, -1), (far,), exact=True)

@@ -518,7 +518,7 @@ define("besseli", "f64", """FLT besseli@(FLT a, f64 o, int scaled) {
   for (int k = 1; k < 80; k++) { t = t * q * (1.0 / (k * (k + o))); s = s + t; }
   FLT v = maxi@((FLT){0} + K(30.0), a), z = K(0.125) / v, u = (FLT){0} + K(1.0), w = u;
   for (int k = 1; k < 25; k++) { u = u * z * (((2 * k - 1) * (2 * k - 1) - 4 * o) / k); w = w + u; }
-  w = w / sqrt@(v * K(0x1.921fb54442d18p+2));
+  w = w / (sqrt@(v) * K(2.5066282746310002));
   FLT h = exp@(v * K(0.5)), far = scaled ? w : w * h * h;  /* of infinity NaN, as in eager */
   return sel@(a < K(30.0), scaled ? s * exp@(-b) : s, sel@(a == a, far, a));
 }""")

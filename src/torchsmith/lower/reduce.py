@@ -97,8 +97,8 @@ def total(cx: Builder, how: Split, value: Callable[[Index], Expr], acc: DType, b
         return fold_over(cx, shape, [Const(d, 0)], lambda i, s: [op("add", s[0], cast(term(i), d))], lambda a, b: [op("add", a[0], b[0])])
 
     def at(outer: Index) -> Expr:
-        if not how.dims:
-            return cast(value(how.join(outer, ())), acc)
+        if not how.dims:  # -0.0 added to nothing is 0.0
+            return op("add", Const(acc, 0), cast(value(how.join(outer, ())), acc))
         parts = blocks_of(how) if blocks and acc is dt.f64 else None
         if parts is None:
             return fold(how.folded, acc, lambda i: value(how.join(outer, i)))
