@@ -46,7 +46,7 @@ class CompiledArtifact:
         self.expected, self.reads = expected, reads
         self.conditions = tuple(print_condition(c) for c in expected.conditions)
         path = store.folder("lib") / f"{hashlib.sha256(library).hexdigest()[:40]}.so"
-        if store.get(path) is None:
+        if store.read(path, store.image) is None:
             store.put(path, library)
         self._call = load_library(path, manifest, eager=eager, tail=self.consts, threads=0 if options is None else options.cpp_threads)
 

@@ -46,18 +46,19 @@ def kernel_name(text: str) -> str:
     return f"tsk_{digest(text)[:32]}"
 
 
-def build(host_text: str, kernel_texts: Iterable[str], options: Options, target: Target = CPU) -> Path:
-    """The library of this host program and these kernels (named by kernel_name); compiled only if the cache lacks it."""
+def build(host_text: str, kernel_texts: Iterable[str], options: Options, target: Target = CPU, anew: bool = False) -> Path:
+    """The library of this host program and these kernels (named by kernel_name); compiled only if the cache lacks it, or `anew`: in the place
+    of what the cache has."""
     tools = toolchain(options)
     kernels = {kernel_name(text): text for text in kernel_texts}
     caching = not options.force_disable_caches
     key = digest(tools.identity, target.name, host_text, *sorted(kernels))
     library = store.folder("lib") / f"{key}.so"
-    if caching and store.get(library) is not None:
+    if caching and not anew and store.read(library, store.image) is not None:
         return library
     try:
         with work_folder() as work, events.timed("build", kernels=len(kernels)):
-            objects = _compile_all(host_text, kernels, Job(tools, work, caching, options, target, together=True))
+            objects = _compile_all(host_text, kernels, Job(tools, work, caching, options, target, together=True, anew=anew))
             out = work / "graph.so"
             link = [*tools.flags, "-shared", *LINK, "-o", str(out), *map(str, objects), "-Wl,--as-needed", "-lm"]
             run_compiler(tools, link, work, "linking")
@@ -90,6 +91,7 @@ class Job:
     target: Target
     archs: tuple[int, ...] = ()  # of a device, beside the target's own: () where the library stays in this process
     together: bool = False  # may several kernels be one object, which a link may leave parts of?
+    anew: bool = False  # compile what the cache has, too
 
 
 Task = tuple[Path, Callable[[], object]]  # an object file, and what makes it
@@ -114,18 +116,22 @@ def _unit_text(texts: Sequence[tuple[str, str]]) -> str:
     return "\n".join(out)
 
 
+def _object(content: bytes) -> bytes:
+    """`content`, what the cache holds of one kernel: an object, or the name of its unit's. Raises ValueError for anything else."""
+    return content if re.fullmatch(UNIT + b"[0-9a-f]{40}", content) else store.image(content)
+
+
 def _c_objects(job: Job, kernels: Mapping[str, str]) -> Iterator[Task]:
     """Objects of all kernels, from the cache where it has them: each has an entry there, its object or the name of its unit's."""
     keys = {name: digest(job.tools.identity, name, text) for name, text in kernels.items()}
     missing: dict[str, str] = {}
     found: dict[str, bytes] = {}  # object file -> content
     for name, text in kernels.items():
-        content = store.get(store.folder("obj") / f"{keys[name]}.o") if job.caching else None
+        content = store.read(store.folder("obj") / f"{keys[name]}.o", _object) if job.caching and not job.anew else None
         key = name
         if content is not None and content.startswith(UNIT):
-            key = content[len(UNIT) :].decode("ascii", "replace")
-            is_named = job.together and re.fullmatch("[0-9a-f]{40}", key)
-            content = found.get(key) or (store.get(store.folder("obj") / f"{key}.o") if is_named else None)
+            key = content[len(UNIT) :].decode("ascii")
+            content = found.get(key) or (store.read(store.folder("obj") / f"{key}.o", store.image) if job.together else None)
         events.emit("cache", name="object hit" if content is not None else "object miss")
         if content is None:
             missing[name] = text

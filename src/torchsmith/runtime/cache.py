@@ -7,7 +7,6 @@ Lines of the user's files are no part of the key, so an entry remembers which no
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -47,21 +46,19 @@ def _version(package: str) -> str:
 
 @cache
 def source_digest() -> str:
-    """Of what torchsmith's own files hold: an edited compiler must not meet results of its former self, whatever the times of its files."""
+    """Of what torchsmith's own files hold: an edited compiler must not meet results of its former self, whatever the times of its files.
+
+    Where one changed after torchsmith was imported, as an upgrade under a running program does, it is a word of this process alone: what
+    it compiles is not what compilers made of those files would find.
+    """
     root = Path(__file__).parent.parent
     found = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
+        if path.stat().st_ctime > IMPORTED:
+            return os.urandom(16).hex()
         text = path.read_bytes()
         found.update(f"{path.relative_to(root)} {len(text)}\n".encode() + text)
     return found.hexdigest()
-
-
-@cache
-def _own_word() -> str:
-    """A word of this process alone where files of ours changed after torchsmith was imported, as an upgrade under a running program does:
-    what it compiles is not what compilers made of those files would find."""
-    changed = any(path.stat().st_ctime > IMPORTED for path in Path(__file__).parent.parent.rglob("*.py"))
-    return os.urandom(16).hex() if changed else ""
 
 
 def key_fields(key_text: str, options: Options, tools: Toolchain | None = None) -> dict[str, str]:
@@ -69,7 +66,7 @@ def key_fields(key_text: str, options: Options, tools: Toolchain | None = None) 
     return {
         "graph": key_text,
         "options": repr(options.codegen_key()),
-        "torchsmith": __version__ + source_digest() + _own_word(),
+        "torchsmith": __version__ + source_digest(),
         "torch": _torch_version(),
         "python": sys.version,
         "cpu": " ".join(cpu_features()),
@@ -108,27 +105,23 @@ def find(key: str, nodes: Sequence[tuple[str, str]] = ()) -> Found | None:
 
     `nodes`: operator and line ("file:line") of each node of the graph at hand, in order, for the lines of extern calls.
     """
-    path = store.folder("graph") / f"{key}.json"
-    content = store.get(path)
-    if content is None:
-        events.emit("cache", name="graph miss")
-        return None
-    try:
+
+    def parse(content: bytes) -> Found:
         entry = json.loads(content)
         manifest, library = Manifest.of(entry["manifest"]), store.folder("lib") / entry["library"]
+        if library.parent != store.folder("lib"):
+            raise ValueError(f"{library} is outside of the cache")
         tuned = tuple(str(line) for line in entry["tuned"])
         lines = [nodes[i][1] if i >= 0 else "" for i in entry["nodes"]]
         manifest = replace(manifest, externs=[replace(e, loc=at) for e, at in zip(manifest.externs, lines, strict=True)])
-    except (ValueError, KeyError, TypeError, IndexError) as e:
-        events.emit("cache", name="damaged", path=str(path), detail=repr(e))
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return None
-    if library.parent != store.folder("lib") or store.get(library) is None:
+        return Found(manifest, str(library), tuned)
+
+    found = store.read(store.folder("graph") / f"{key}.json", parse)
+    if found is None or store.read(Path(found.library), store.image) is None:
         events.emit("cache", name="graph miss")
         return None
     events.emit("cache", name="graph hit")
-    return Found(manifest, str(library), tuned)
+    return found
 
 
 def keep(key: str, manifest: Manifest, library: Path | str, tuned: Sequence[str] = (), nodes: Sequence[tuple[str, str]] = ()) -> str:

@@ -199,7 +199,7 @@ def _engine_object(tools: Toolchain, name: str, linked: bool, work: Path, prebui
     key = digest(*tools.command[1:], tools.target, *flags, _headers(), text)  # objects of all compilers fit together
     known = (prebuilt or PREBUILT) / f"{key}.o"
     cached = store.folder("obj") / f"{key}.o"
-    content = known.read_bytes() if known.exists() else store.get(cached)
+    content = known.read_bytes() if known.exists() else store.read(cached, store.image)
     if content is None:
         _compile(tools, source, target, work, flags)
         store.put(cached, target.read_bytes())

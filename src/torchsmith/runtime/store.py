@@ -13,10 +13,13 @@ import hashlib
 import os
 import shutil
 import stat
+import struct
 import tempfile
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from .. import events, options
 from ..codes import Unsupported
@@ -29,6 +32,8 @@ USED: set[tuple[str, str]] = set()  # (kind, name) of what this process wrote or
 MOST_BYTES = 2 << 30  # of all files; the ones used longest ago go first
 _NOBODY = 65534  # who owns what a container shows of the machine outside
 STALE_SECONDS = 3600  # a temporary file this old belongs to a process that died
+
+T = TypeVar("T")
 
 
 def folder(kind: str) -> Path:
@@ -133,7 +138,35 @@ def get(path: Path) -> bytes | None:
                 os.utime(path)  # `tidy` deletes by last use
         USED.add((path.parent.name, path.name))
         return content
-    events.emit("cache", name="damaged", path=str(path))
+    drop(path)
+    return None
+
+
+def read(path: Path, parse: Callable[[bytes], T]) -> T | None:
+    """What `parse` makes of the content, or None when there is no whole file of ours. One that `parse` refuses is deleted: whoever wrote it
+    wrote all of it, and it is wrong all the same."""
+    content = get(path)
+    if content is None:
+        return None
+    try:
+        return parse(content)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
+        drop(path, repr(e))
+        return None
+
+
+def drop(path: Path, why: str = "") -> None:
+    """Delete a file that is damaged, and say so."""
+    events.emit("cache", name="damaged", path=str(path), detail=why)
     with contextlib.suppress(OSError):
         path.unlink()
-    return None
+
+
+def image(content: bytes) -> bytes:
+    """`content`, an object or library: ValueError where it is no ELF image or ends before its section headers, which are written last."""
+    if len(content) < 64 or content[:4] != b"\x7fELF":
+        raise ValueError("no ELF image")
+    ((begin,), (size, count)) = struct.unpack_from("<Q", content, 40), struct.unpack_from("<HH", content, 58)
+    if begin + size * count > len(content):
+        raise ValueError("an ELF image that is cut off")
+    return content

@@ -122,10 +122,14 @@ def _identify(command: tuple[str, ...], path: str, features: tuple[str, ...]) ->
     info = os.stat(found)
     facts = (*command, os.path.realpath(found), info.st_size, info.st_mtime_ns, features, FLAGS, platform.machine())
     memory = store.folder("graph") / f"toolchain-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.json"
-    known = store.get(memory)
+
+    def parse(content: bytes) -> Toolchain:
+        row = json.loads(content)
+        return Toolchain(command, str(row["version"]), str(row["target"]), tuple(row["features"]), tuple(row["flags"]))
+
+    known = store.read(memory, parse)
     if known is not None:
-        row = json.loads(known)
-        return Toolchain(command, row["version"], row["target"], tuple(row["features"]), tuple(row["flags"]))
+        return known
     tools = _ask_all(command, features)
     row = {"version": tools.version, "target": tools.target, "features": tools.features, "flags": tools.flags}
     with contextlib.suppress(Unsupported):  # a cache that cannot be written costs time only

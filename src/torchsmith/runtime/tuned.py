@@ -51,14 +51,11 @@ def _path() -> Path:
 
 def recall() -> dict[str, Tuned]:
     """Everything remembered for this processor."""
-    content = store.get(_path())
-    if content is None:
-        return {}
-    try:
+
+    def parse(content: bytes) -> dict[str, Tuned]:
         return {str(k): Tuned(str(v["chosen"]), float(v["gain"])) for k, v in json.loads(content).items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        events.emit("cache", name="damaged", path=str(_path()), detail=repr(e))
-        return {}
+
+    return store.read(_path(), parse) or {}
 
 
 def remember(found: Mapping[str, Tuned]) -> None:
