@@ -336,6 +336,13 @@ def test_a_relative_folder_stays_where_it_was(monkeypatch: pytest.MonkeyPatch, t
     store.put(first / "x", b"x")
 
 
+def test_the_folder_may_be_deleted_at_any_time(folder: Path) -> None:
+    build.build(HOST, [KERNEL], Options())
+    shutil.rmtree(folder.parent)
+    assert build.build(HOST + "int more;", [KERNEL], Options()).exists()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 def test_a_folder_whose_parent_others_may_write_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "open" / "mine").mkdir(parents=True)
     (tmp_path / "open").chmod(0o777)

@@ -47,8 +47,8 @@ def kernel_name(text: str) -> str:
 
 
 def build(host_text: str, kernel_texts: Iterable[str], options: Options, target: Target = CPU, anew: bool = False) -> Path:
-    """The library of this host program and these kernels (named by kernel_name); compiled only if the cache lacks it, or `anew`: in the place
-    of what the cache has."""
+    """The library of this host program and these kernels (named by kernel_name); compiled only if the cache lacks it, or `anew`: in
+    the place of what the cache has."""
     tools = toolchain(options)
     kernels = {kernel_name(text): text for text in kernel_texts}
     caching = not options.force_disable_caches

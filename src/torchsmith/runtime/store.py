@@ -112,8 +112,17 @@ def tidy(root: Path, pid: int) -> None:
 def put(path: Path, content: bytes) -> None:
     """Write content and its digest under a temporary name, then rename: readers see all of it or nothing."""
     tidy(path.parent.parent, os.getpid())
-    try:
+
+    def write() -> None:
         replace_file(path, lambda f: f.write(content + TRAILER + _digest(path, content)))
+
+    try:
+        try:
+            write()
+        except FileNotFoundError:  # somebody deleted the cache meanwhile
+            _root.cache_clear()
+            folder(path.parent.name)
+            write()
         USED.add((path.parent.name, path.name))
     except OSError as e:
         raise Unsupported("RUN003", detail=f"{path}: {e}") from e
