@@ -116,6 +116,11 @@ class Stage:
     loc: str = ""
     origin: str = ""  # the operator's name, for reports only
 
+    @property
+    def place(self) -> str:
+        """Operator and user's line, for reports."""
+        return f"{self.origin} {self.loc}".strip()
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

@@ -191,5 +191,5 @@ def finish(
     stored = [s.buf for s in statements(body) if isinstance(s, StoreStmt)]
     order = dict.fromkeys([*stored, *(n.buf for n in nodes if isinstance(n, Load))])
     params, syms = parameters([n for n in order if n not in stack], buffers, stored, nodes)
-    origins = tuple(dict.fromkeys(f"{s.origin} {s.loc}".strip() for s in group.stages))
+    origins = tuple(dict.fromkeys(s.place for s in group.stages))
     return Kernel(name, params, values_first(syms), grid, grain, scratch, body, origins=origins)

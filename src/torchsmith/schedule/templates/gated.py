@@ -136,7 +136,7 @@ def form_gated(g: Gated, buffers: Mapping[str, Buffer]) -> tuple[Stage, Buffer, 
     params, syms = params_of(plain, c, flat, dict(buffers), grid)
     scratch = (Scratch("acc", summed, rows * gates * width),)
     kernel = Kernel(
-        "gated", params, syms, grid, const(max(1, 4096 // steps)), scratch, (contract, epilogue), origins=(c.stage.origin, c.stage.loc),
+        "gated", params, syms, grid, const(max(1, 4096 // steps)), scratch, (contract, epilogue), origins=(c.stage.place,),
         kind="contraction",
     )
     return packing, packed, kernel

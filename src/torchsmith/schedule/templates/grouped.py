@@ -160,7 +160,7 @@ def form_grouped(c: Contraction, buffers: dict[str, Buffer]) -> tuple[Stage, Ker
     steps = rows * g.vectors * g.window[1] * g.channel[1] * max(1, _product([e for _, e in g.taps]))
     params, syms = params_of(stores, c, packed, buffers, grid)
     scratch = (Scratch("acc", dt.f32, rows * width),)
-    origins = (c.stage.origin, c.stage.loc)
+    origins = (c.stage.place,)
     grain = const(max(1, 4096 // steps))
     return packing, Kernel("grouped", params, syms, grid, grain, scratch, (tile, epilogue), origins=origins, kind="grouped")
 

@@ -106,7 +106,7 @@ def form_changing_pairs(c: Contraction, buffers: dict[str, Buffer]) -> Kernel | 
     params, syms = params_of(c.stage.stores, c, buffers[c.b.buf], buffers, grid)
     scratch = (Scratch("acc", dt.f32, rows * width), Scratch("panel", dt.bf16, -(-k // DEEP) * DEEP * width), *transposed)
     grain = const(max(1, 32768 // (rows * tiles * vectors * k)))
-    origins = (c.stage.origin, c.stage.loc)
+    origins = (c.stage.place,)
     return Kernel("contraction", params, syms, grid, grain, scratch, (interleave, loop), origins=origins, kind="contraction")
 
 
@@ -205,7 +205,7 @@ def _kernel(c: Contraction, k: int, rows: int, vectors: int, joined: bool, packe
     steps = rows * vectors * k * max(1, _product([e for _, e in c.taps]))
     params, syms = params_of(c.stage.stores, c, packed, buffers, grid)
     scratch = (Scratch("acc", dt.f32, rows * width), *transposed)
-    origins = (c.stage.origin, c.stage.loc)
+    origins = (c.stage.place,)
     grain = const(max(1, 32768 // steps))
     return Kernel("contraction", params, syms, grid, grain, scratch, (tile, *results), origins=origins, kind="contraction")
 

@@ -131,7 +131,7 @@ def _dense(p: Product) -> tuple[Kernel, ...]:
     if c.n[0] is ONE_COLUMN and parts < c.lanes:  # a convolution whose channels do not lie side by side
         return (plain_kernel(p.stage, p.buffers),)
     tiling, choice = _tiling(c, parts, seen, p.options, p.decided)
-    origins = (c.stage.origin, c.stage.loc)
+    origins = (c.stage.place,)
     if changes:
         if c.rows[0][0] is ONE_ROW and not is_along_n(c, seen):
             return (plain_kernel(p.stage, p.buffers),)  # one row: transposing an operand would cost as much as the product
