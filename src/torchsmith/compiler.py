@@ -345,6 +345,8 @@ _stance: dict[str, Any] = {"stance": "default", "skip_guard_eval_unsafe": False,
 class set_stance:
     """How compiled functions behave from now on; as `with set_stance(...)` or decorator for a while.
 
+    stance: "default"; "force_eager": all run as they are; "eager_on_recompile": so does what would be compiled anew;
+    "fail_on_recompile": that raises RuntimeError; "eager_then_compile", "aot_eager_then_compile": the first call of each kind runs eagerly.
     force_backend: under the stance "default" all of them run by this backend instead of their own, which tells whose fault a failure is;
     what was compiled before is kept aside. Raises RuntimeError for an unknown stance or another one beside force_backend, InvalidBackend.
     """

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import torchsmith
+from torchsmith import compiler, options
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
@@ -107,3 +108,12 @@ def test_names_of_torch_compile_have_the_counterparts_that_are_said() -> None:
         found = torchsmith
         for part in name[1:].split("."):
             found = getattr(found, part)
+
+
+def test_the_page_of_options_is_whole() -> None:
+    text = (ROOT / "docs" / "options.md").read_text()
+    rows = dict(re.findall(r"^\| `([^`\"]+)` \| (\S+) \|", text, re.M))
+    defaults = {n: getattr(options.Options(), n.replace(".", "_")) for n in options.public_options()}
+    assert rows == {n: f'"{v}"' if isinstance(v, str) else str(v) for n, v in defaults.items()}
+    assert re.findall(r"^\| `\"(.*?)\"` \|", text, re.M) == list(options.MODES)
+    assert set(re.findall(r"`\"(\w+)\"`", text.partition("Stances")[2])) == set(compiler.STANCES)

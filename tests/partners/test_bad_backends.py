@@ -322,7 +322,7 @@ def test_each_package_that_is_missing_is_named(name, monkeypatch):
     monkeypatch.setattr(registry, "_missing", lambda _: list(row.needs))
     registry._from_row.cache_clear()
     for call in (lambda: torchsmith.compile(lambda x: x, backend=name), lambda: compiler.lookup_backend(name)):
-        with pytest.raises(registry.InvalidBackend, match=f"backend '{name}' needs the package {' and '.join(row.needs)}: {row.install}"):
+        with pytest.raises(registry.InvalidBackend, match=f"backend '{name}' needs the packages? {' and '.join(row.needs)}: {row.install}"):
             call()
     assert name in compiler.list_backends(exclude_tags=None)
 

@@ -203,7 +203,7 @@ def _from_row(name: str) -> Backend | None:
     row = ROWS[name]
     missing = _missing(row)
     if missing:
-        raise InvalidBackend(f"backend {name!r} needs the package {' and '.join(missing)}: {row.install}")
+        raise InvalidBackend(f"backend {name!r} needs the package{'s' * (len(missing) > 1)} {' and '.join(missing)}: {row.install}")
     if not row.at:
         return None
     module, function = row.at.split(":")
