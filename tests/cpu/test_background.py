@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ from torch import nn
 
 import torchsmith
 from torchsmith import compiler
+from torchsmith.capture import background
 from torchsmith.capture.source import Local
 from torchsmith.capture.world import World
 from torchsmith.events import recording
@@ -200,6 +202,28 @@ def test_a_forked_child_asks_anew():
         finally:
             os._exit(code)
     gate.may.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert compiler.wait_for_background(1200)
+
+
+def test_a_fork_waits_for_an_import(tmp_path, monkeypatch):
+    """Else the child finds a module half made."""
+    (tmp_path / "half_made.py").write_text("import builtins\nbuiltins.half.set()\nbuiltins.whole.wait(1200)\nvalue = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    half, whole = threading.Event(), threading.Event()
+    monkeypatch.setattr("builtins.half", half, raising=False)
+    monkeypatch.setattr("builtins.whole", whole, raising=False)
+    background.submit(lambda: importlib.import_module("half_made"))
+    assert half.wait(1200)
+    threading.Timer(0.1, whole.set).start()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(60)
+            code = importlib.import_module("half_made").value - 3
+        finally:
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert compiler.wait_for_background(1200)
 

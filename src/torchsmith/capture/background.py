@@ -1,6 +1,7 @@
 """Compilations beside the program: one thread that does what it is given, in order, under the modes of the call that asked.
 
-In: functions without arguments. Nothing waits for them but `wait`. A forked child starts without the thread and with nothing to do.
+In: functions without arguments. Nothing waits for them but `wait`, and a fork for an import that one is in. A forked child starts without
+the thread and with nothing to do.
 A trace made while the program goes on is right wherever its guards hold: every part of the world is read once, and guarded with what was read
 (`World.guard`).
 """
@@ -24,6 +25,7 @@ from .guards import global_state
 
 SWITCH = 0.0005  # seconds after which the program gets the interpreter back; Python's own 0.005 would be felt at every operator
 PAUSE = 0.01  # seconds before a job begins: the call that asked for it has returned by then
+IMPORT_SECONDS = 10  # that a fork waits at most
 _CHANGED = threading.Condition()
 _JOBS: deque[Callable[[], None]] = deque()
 _STATE: dict[str, Any] = {"thread": None, "busy": False, "closed": False}
@@ -86,6 +88,21 @@ def _close() -> None:
     wait(5)
 
 
+def _before_fork() -> None:
+    """Until the thread is in no import: the child would find the module half made, and locked by a thread that it has not."""
+    thread = _STATE["thread"]
+    end = time.monotonic() + IMPORT_SECONDS
+    while thread not in (None, threading.current_thread()) and _imports(thread.ident) and time.monotonic() < end:
+        time.sleep(SWITCH)
+
+
+def _imports(thread: int | None) -> bool:
+    frame = sys._current_frames().get(thread or 0)
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
 def _after_fork() -> None:
     _CHANGED.__init__()  # type: ignore[misc]  # the parent's thread may hold it
     _JOBS.clear()
@@ -93,7 +110,7 @@ def _after_fork() -> None:
 
 
 atexit.register(_close)
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 # ---------------------------------------------------------------- modes
 
