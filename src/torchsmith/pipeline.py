@@ -193,21 +193,44 @@ def run_passes(passes: Sequence[Pass], value: Any, options: Options, name: str) 
     return value
 
 
-def compile_functional(fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any] = ()) -> tuple[Manifest, str, bool]:
-    """FunctionalGraph -> (manifest, library path, was it cached). `inputs` of a call are what max-autotune measures with, if given."""
+def compile_functional(
+    fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any] = (), anew: bool = False
+) -> tuple[Manifest, str, bool]:
+    """FunctionalGraph -> (manifest, library path, was it cached). `inputs` of a call are what max-autotune measures with, if given.
+    `anew`: it is compiled, and takes the place of what the cache has."""
     key = cache.graph_key(fg.key_text, options)
     nodes = [(str(n.target), str(n.meta.get("loc") or "")) for n in fg.graph.nodes]
-    if not (options.force_disable_caches or options.trace_enabled):
+    if not (anew or options.force_disable_caches or options.trace_enabled):
         found = cache.find(key, nodes)
         if found is not None:
             if found.tuned:
                 events.emit("tuned", graph=name, lines=found.tuned)
             return found.manifest, found.library, True
     source = compile_source(fg, options, name, inputs)
-    library = str(building.build(source.host, source.kernels, options, source.target))
+    library = str(building.build(source.host, source.kernels, options, source.target, anew))
     if not options.force_disable_caches:
         library = cache.keep(key, source.manifest, library, source.tuned, nodes)
     return source.manifest, library, False
+
+
+def compile_and_load(
+    fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any], **how: Any
+) -> tuple[Call, Manifest, str, bool]:
+    """compile_functional's results behind the callable that `load` makes of them, told `how`. A library that cannot be loaded may be from
+    another machine, or damaged: it is compiled anew, once."""
+    manifest, library, cached = compile_functional(fg, options, name, inputs)
+    for anew in (False, True):
+        try:
+            with events.timed("load", graph=name):
+                call = load(library, manifest, name=name, tail=fg.consts, threads=options.cpp_threads, pool=options.thread_pool,
+                            writes=fg.writes, **how)  # fmt: skip
+            break
+        except Unsupported as why:
+            if anew or why.code != "RUN003":
+                raise
+            events.emit("cache", name="damaged", path=library, detail=why.detail)
+            manifest, library, cached = compile_functional(fg, options, name, inputs, anew=True)
+    return call, manifest, library, cached
 
 
 def compile_source(fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any] = ()) -> Source:
@@ -319,16 +342,12 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
         fg = without_uncounted(fg, inputs)
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="functional_graph.txt", text=fg.key_text)
-    manifest, library, cached = compile_functional(fg, options, name, inputs)
+    call, manifest, library, cached = compile_and_load(
+        fg, options, name, inputs, eager=_give_up if _is_run_anew(gm) else gm.forward, frozen=options.freezing,
+        discard=options.freezing and options.freezing_discard_parameters, records=RECORDS if options.triton_cudagraphs else 0,
+    )  # fmt: skip
     if options.libtorch == "forbid":
         refuse_externs(manifest)
-    eager = _give_up if _is_run_anew(gm) else gm.forward
-    with events.timed("load", graph=name):
-        call: Call = load(
-            library, manifest, eager=eager, name=name, frozen=options.freezing, tail=fg.consts,
-            threads=options.cpp_threads, pool=options.thread_pool, discard=options.freezing and options.freezing_discard_parameters,
-            records=RECORDS if options.triton_cudagraphs else 0, writes=fg.writes,
-        )  # fmt: skip
     call = as_drawing(call, fg, manifest)
     scalars = scalars_written(fg, manifest.device)
     if scalars:
@@ -437,15 +456,11 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
             events.emit("artifact", graph=which, name="functional_graph.txt", text=fg.key_text)
         if not options.freezing:
             fg = without_uncounted(fg, args)
-        manifest, library, cached = compile_functional(fg, options, which, args)
-        if scalars_written(fg, manifest.device):
-            raise Unsupported("LOW005", detail=f"a write into a tensor on cpu beside tensors on {manifest.device}, with gradients")
-        with events.timed("load", graph=which):
-            call = load(
-                library, manifest, eager=eager, name=which, tail=fg.consts, threads=options.cpp_threads, pool=options.thread_pool,
-                writes=fg.writes,
-            )  # fmt: skip
-        return call, manifest, library, cached
+        made = compile_and_load(fg, options, which, args, eager=eager)
+        device = made[1].device
+        if scalars_written(fg, device):
+            raise Unsupported("LOW005", detail=f"a write into a tensor on cpu beside tensors on {device}, with gradients")
+        return made
 
     def backward(fg: FunctionalGraph) -> Call:
         call, manifest, *_ = load_of(fg, f"{name}_backward", eager_callable(fg))
@@ -464,7 +479,8 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
         attached.prepare()
     operators = sum(n.op == "call_function" for n in cut.forward.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
-    report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, peak=manifest.peak)
+    report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, tuple(e.loc for e in manifest.externs),
+                    peak=manifest.peak)  # fmt: skip
     call = under_inference(gm.meta.get("inference"), attached)
     return Compiled(call, (*facts.guards, *facts.late), report)
 

@@ -225,6 +225,26 @@ def test_wrong_files_that_are_whole_are_rebuilt(folder: Path, kind: str) -> None
         assert len(store.get(victim)) == len(content)
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_library_that_cannot_be_loaded_is_compiled_anew(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backwards: bool
+) -> None:
+    """As one from another machine, whose libc is newer."""
+    x = torch.arange(4.0, requires_grad=backwards)
+    torchsmith.compile(lambda x: x.sin() + 3)(x)
+    shutil.copytree(folder, tmp_path / "copy" / "v1")  # nothing of which is loaded
+    monkeypatch.setenv("TORCHSMITH_CACHE_DIR", str(tmp_path / "copy"))
+    (library,) = (tmp_path / "copy" / "v1" / "lib").iterdir()
+    (tmp_path / "a.c").write_text("int nobody_has_this(void); int torchsmith_graph(void) { return nobody_has_this(); }")
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-z,now", tmp_path / "a.c", "-o", tmp_path / "a.so"], check=True)
+    store.put(library, (tmp_path / "a.so").read_bytes())
+    for cached in (False, True):
+        with events.recording() as got:
+            torch.testing.assert_close(torchsmith.compile(lambda x: x.sin() + 3)(x), x.sin() + 3)
+        assert [(e.fields["report"].road, e.fields["report"].cached) for e in got if e.kind == "graph"] == [("native", cached)]
+        assert ("damaged" in counts(got)) != cached
+
+
 def test_interrupts_leave_nothing(folder: Path) -> None:
     """An interrupt in any line: a file is whole, with its old content or the new one, and no part of one stays."""
     target = store.folder("graph") / "k.json"

@@ -161,8 +161,8 @@ def test_explanations() -> None:
     def same(x: torch.Tensor) -> torch.Tensor:  # comes from the cache, with lines of its own
         return torch.linalg.svdvals(x.reshape(1, 3)) * 2
 
-    for f in (fn, same):
-        e = torchsmith.explain(f)(X)
+    for f, x in ((fn, X), (same, X), (fn, X.clone().requires_grad_())):
+        e = torchsmith.explain(f)(x)
         assert len(repr(e)) < 120
         assert f"at {__file__}:{f.__code__.co_firstlineno + 1}" in str(e).partition("extern calls (")[2]
     e = torchsmith.explain(lambda x: (x * 2).sum())(torch.ones(3, requires_grad=True))

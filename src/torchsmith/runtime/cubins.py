@@ -133,10 +133,10 @@ def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[I
 
     def one(text: str) -> Image:
         cached = store.folder("obj") / f"{digest('cubin', version, str(arch), text)}.cubin"
-        content = store.get(cached) if caching else None
-        events.emit("cache", name="object hit" if content is not None else "object miss")
-        if content is not None:
-            return _unpack(json.loads(content))
+        image = store.read(cached, lambda content: _unpack(json.loads(content))) if caching else None
+        events.emit("cache", name="object hit" if image is not None else "object miss")
+        if image is not None:
+            return image
         worker = _WORKERS.take()
         try:
             answer = worker.ask(text, arch)
