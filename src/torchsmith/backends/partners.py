@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -162,6 +163,7 @@ def _call(backend: Backend, gm: fx.GraphModule, inputs: Sequence[Any], keywords:
     given = [fake if isinstance(fake, torch.SymInt) else value for fake, value in zip(fakes, inputs, strict=True)]
     for i, real in theirs.floats.items():
         given[i] = real
+    select_varying(graph)
     written_through(graph)
     with_examples(graph, gm, [*sizes, *fakes], theirs.mode)
     own = fx.GraphModule(gm, graph)
@@ -210,6 +212,31 @@ def lift_sizes(graph: fx.Graph) -> list[tuple[int, int]]:
             n.replace_all_uses_with(made[size.node.expr])
             graph.erase_node(n)
     return places
+
+
+def select_varying(graph: fx.Graph) -> None:
+    """Numbers that vary in indices, `x[:, n]`, by `select`: torch's own indexing makes constants of them."""
+    for node in list(graph.nodes):
+        if node.target is not operator.getitem or not isinstance(node.args[0].meta.get("val"), torch.Tensor):
+            continue
+        keys = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        varying = [k for k in keys if isinstance(k, fx.Node)]
+        if not varying or not all(isinstance(k.meta.get("val"), torch.SymInt) for k in varying):
+            continue
+        made, d = node.args[0], 0
+        rest = made.meta["val"].dim() - sum(k is not None and k is not Ellipsis for k in keys)  # dimensions that `...` stands for
+        with graph.inserting_before(node):
+            for k in keys:
+                if isinstance(k, fx.Node | int):
+                    made = graph.call_method("select", (made, d, k))
+                    continue
+                if k is None:
+                    made = graph.call_method("unsqueeze", (made, d))
+                elif k is not Ellipsis and k != slice(None):
+                    made = graph.call_function(operator.getitem, (made, (*(slice(None),) * d, k)))
+                d += rest if k is Ellipsis else 1
+        node.replace_all_uses_with(made, propagate_meta=made is not node.args[0])
+        graph.erase_node(node)
 
 
 class BySizes:
