@@ -638,6 +638,25 @@ def generator_across(x):
     return a, next(g)
 
 
+def logged_at_its_end(x, log):
+    try:
+        for i in range(5):
+            compiler.graph_break()
+            yield x + i
+    finally:
+        log.append("closed")
+
+
+@program(graphs=None)
+def generator_that_is_left(x):
+    log = []
+    for v in logged_at_its_end(x, log):
+        x = x + v
+        if v.sum() > 3:
+            break
+    return x, len(log)
+
+
 class Base:
     def f(self, x):
         return x + 1
@@ -887,6 +906,9 @@ LOOPS = {
     "a break every tenth turn": ("for i in range(50):\n  x = x * 1.01\n  if i % 10 == 9: gb()", 3),
     "a break from the second turn on": ("for i in range(300):\n  x = x * 1.01\n  if i: gb()", 2),
     "containers that grow": ("out, d = [], {}\nfor i in range(30):\n  x = x * 1.01\n  gb()\n  out.append(x)\n  d[i] = x\nx = out, d", 1),
+    "indices": (
+        "y = x.repeat(4, 1)\nfor i in range(8):\n  x = x + y[i] + y[..., i % 3, None].sum()\n  x = x + y[None, -1, i // 3:].sum()\n"
+        "  y[i] = x[0]\n  gb()", 4),
     "a call with a number": ("for i in range(30): x = shifted(x, i)", 4),
     "a recursion": ("x = down(x, 8)", 3),
     "a generator": ("for v in scaled(x, 30): x = x + v", 2),

@@ -42,8 +42,16 @@ def op_SETUP_ANNOTATIONS(f: Frame, i: Instr) -> None:
         f.names.setdefault("__annotations__", {})
 
 
+def _let_go(f: Frame, value: Any) -> None:
+    """A split frame lets go of a value: where the program sees that, Python does it."""
+    if is_missed(value):
+        raise Unsupported("CAP012", at=f.machine.loc(), detail="the end of an object that has a __del__ or weak references, or of a generator")
+
+
 @op()
 def op_POP_TOP(f: Frame, i: Instr) -> None:
+    if f.machine.later:
+        _let_go(f, f.stack[-1])
     f.stack.pop()
 
 
@@ -106,8 +114,8 @@ def op_STORE_FAST(f: Frame, i: Instr) -> None:
 def op_DELETE_FAST(f: Frame, i: Instr) -> None:
     if not f.machine.has_value(f.fast[i.arg]):
         raise _unbound(f, i.arg)
-    if f.machine.later and is_missed(f.fast[i.arg]):
-        raise Unsupported("CAP012", at=f.machine.loc(), detail="the end of an object that has a __del__ or weak references")
+    if f.machine.later:
+        _let_go(f, f.fast[i.arg])
     f.fast[i.arg] = NULL
 
 

@@ -121,6 +121,8 @@ def is_missed(value: Any) -> bool:
     """Can the program see that the frame lets this value go, which it was given in its middle? Python has to do it then."""
     obj = value.obj if type(value) is Later else None
     t = type(obj)
+    if isinstance(obj, types.GeneratorType):
+        return obj.gi_suspended  # it is closed then, and what stands in its `finally` runs
     if not t.__flags__ & 0x200 or issubclass(t, (torch.Tensor, torch.nn.Module, type)):
         return False
     return any("__del__" in vars(c) for c in t.__mro__) or (t.__weakrefoffset__ != 0 and weakref.getweakrefcount(obj) > 0)
