@@ -241,6 +241,17 @@ def test_a_norm_and_two_halves_are_part_of_a_row_times_a_matrix(monkeypatch, dty
     assert sum(isinstance(k, Kernel) for k in scheduled.body) == 2
 
 
+def test_attention_of_one_query_is_two_kernels(monkeypatch):
+    """Scores; their softmax with the sum over values, in which values are asked for before the scores are compared."""
+    monkeypatch.setattr(near_sums, "LEAST", 8)
+    q, k, v = (rows(2 * n * 16).view(1, 2, n, 16).half() for n in (1, 40, 40))
+    mask = torch.arange(40)[None, None, None] < 7
+    scheduled = check_triton(F.scaled_dot_product_attention, q, k, v, mask, rtol=1e-2, atol=1e-2)
+    assert sum(isinstance(k, Kernel) for k in scheduled.body) == len(scheduled.body) == 2
+    text = texts_of(scheduled)[1]
+    assert text.rindex("tl.load(") < text.index("tl.reduce(")
+
+
 def test_every_function_has_a_text():
     for name, t in MATH:
         for called, text in triton_math.functions(name, t):

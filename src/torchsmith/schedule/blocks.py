@@ -55,6 +55,7 @@ AGAIN = 2  # times that what a group made may be computed once more for its neig
 SHORT = 16  # trips of a Fold that are not worth a dimension of their own, where its steps are far
 WINDOW_LOADS, SHARED = 6, 0.8  # loads from which on neighbours may share them, and the share of loads that they must leave
 MOST_NEIGHBOURS, REGISTERS, LANES = 8, 208, 768  # computed by a lane; what their loads may fill; lanes of a processor at least
+FOR_ALL = 4  # rows of a program that computes something for all of them
 SIDE = 64  # of a tile whose loads and stores lie along different axes
 ATOMIC = {
     "add": frozenset({dt.f32, dt.f64, dt.f16, dt.i32, dt.i64}), "min": frozenset({dt.i32, dt.i64}), "max": frozenset({dt.i32, dt.i64})
@@ -455,8 +456,8 @@ class Builder:
         while lanes * 2 * wide <= ELEMENTS * 2 and rows >= lanes * 4 * self.target.weights.processors:
             lanes *= 2
         shared, far = self.beside_shared(d, x[0]) if x is not None else (False, 0)
-        if shared and lanes == 1 and far == 1 and wide <= STEP and rows >= 8 * self.target.weights.processors:
-            lanes = 2  # two rows for what is computed for all
+        if shared and lanes == 1 and far == 1 and wide <= STEP and rows >= 4 * FOR_ALL * self.target.weights.processors:
+            lanes = FOR_ALL
         if x is not None and lanes > 1:
             tiles.append(Tile(x[0], lanes, "lanes"))
         for a, e in lengths.items():
