@@ -29,7 +29,7 @@ from torchsmith.ir.expr import const
 from torchsmith.ir.interpret import CheckFailed, run_scheduled
 from torchsmith.ir.kernel import Kernel, Require, Scheduled
 from torchsmith.ir.program import Check, Extern
-from torchsmith.lower import lower
+from torchsmith.lower import contraction, lower
 from torchsmith.options import Options
 from torchsmith.runtime import cubins
 from torchsmith.runtime.cubins import compile_images
@@ -134,6 +134,20 @@ def test_long_sums_of_products_are_tiles_in_even_parts():
     *_, parts, whole = texts_of(made)
     assert "tl.dot(" in parts and "range(0, 192, 64)" in parts and "// 9)" not in parts
     assert "[:, None]" not in whole
+
+
+def test_gradients_by_a_small_batch_are_part_of_what_an_optimizer_does(monkeypatch):
+    monkeypatch.setattr(contraction, "MANY_RESULTS", 256)
+
+    def step(g, x, p, m):
+        m = m * 0.9 + (x.t() @ g).t()
+        return m, p - 0.1 * m
+
+    for terms, calls in ((16, 0), (40, 1)):
+        scheduled = check_triton(step, rows(terms, 24), rows(terms, 40), rows(24, 40), rows(24, 40), rtol=1e-5, atol=1e-5)
+        assert (len(texts_of(scheduled)), len(scheduled.body)) == (1, 1 + calls)
+    (text,) = texts_of(check_triton(step, rows(20, 64), rows(20, 64), rows(64, 64), rows(64, 64), rtol=1e-5, atol=1e-5))
+    assert "tl.dot(" in text and text.count("tl.store(") == 2
 
 
 def test_infinities_beside_a_product():

@@ -67,7 +67,7 @@ def _is_ours(cx: Builder, a: Ref, b: Ref) -> bool:
     """Is a product that a device's library could compute faster as a kernel of our own, for what is computed along with it?"""
     if cx.device == "cpu" or a.rank != 2 or not a.dtype.is_float or a.dtype not in SUMS or b.dtype is not a.dtype:
         return False
-    return _is_row(a, b) or _is_activated(cx, a, b) or _has_some_rows(a, b)
+    return _is_row(a, b) or _is_activated(cx, a, b) or _has_some_rows(a, b) or _is_thin(cx, a, b)
 
 
 WHOLE_ROW = 8192
@@ -123,6 +123,22 @@ def _is_activated(cx: Builder, a: Ref, b: Ref) -> bool:
         return False
     rows, inner, columns = sizes
     return min(rows, columns) >= FEW_ROWS and 16 <= inner <= SHORT_SUMS
+
+
+FEW_TERMS, MANY_RESULTS = 32, 1 << 16
+ADDING = frozenset({aten.add.Tensor, aten.sub.Tensor})
+
+
+def _is_thin(cx: Builder, a: Ref, b: Ref) -> bool:
+    """A sum in float32 of so few terms that its results are most of what is read and written, and one reader takes them element by element:
+    the gradient of a weight by a small batch, which then is never in memory when an optimizer reads it. Measured on an H200 with 16 images,
+    in a step of SGD with momentum: 4096 x 9216 146 us, and 220 with the library's product; alexnet's step 1.12 ms and 1.27."""
+    rows, inner, columns = (known(n) for n in (*a.shape, b.shape[1]))
+    if rows is None or inner is None or columns is None or a.dtype is not dt.f32:
+        return False
+    if len(cx.readers) != 1 or cx.readers[0].target not in ADDING:
+        return False
+    return LEAST_SIDE <= inner <= FEW_TERMS and min(rows, columns) >= LEAST_SIDE and rows * columns >= MANY_RESULTS
 
 
 OWN_SUMS = 1152  # terms of a convolution's sums that are ours

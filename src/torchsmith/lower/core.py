@@ -285,7 +285,7 @@ def lower(fg: FunctionalGraph, options: Options, name: str = "graph") -> Program
     return replace(proved, notes=(*proved.notes, "LOW007")) if left else proved
 
 
-RENAMED = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.permute.default})
+RENAMED = frozenset(getattr(torch.ops.aten, n).default for n in ("view", "_unsafe_view", "permute", "t"))
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

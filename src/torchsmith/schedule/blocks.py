@@ -75,7 +75,8 @@ class BlockGrouper(Grouper):
         self.weights = target.weights
 
     def single(self, s: Stage) -> Group:
-        return replace(super().single(s), closed=is_ordered(s) or product_in(s, self.buffers) is not None)
+        found = product_in(s, self.buffers)
+        return replace(super().single(s), closed=is_ordered(s) or (found is not None and (found.is_half or not found.is_thin)))
 
     def partners(self, items: list[Item], s: Stage) -> list[int]:
         """Also the group that made what `s` reads, however long ago: optimizers that go through lists of tensors come back to it late."""
@@ -121,6 +122,9 @@ class BlockGrouper(Grouper):
             return False
         kept = {a for a, _ in outer}
         inner = [[x for x in m.axes if x[0] not in kept] for m in joined]
+        if any(product_in(m, self.buffers) is not None for m in joined):  # tiles, and what else is done with their elements
+            folding = [m for m in joined if any(isinstance(e, Fold) for e in walk(*deps.stage_exprs(m)))]
+            return not any(inner) and len(outer) == len(g.outer) and len(folding) == 1
         if not any(inner) and len(outer) == len(g.outer):
             return True
         if any(self.is_deep(m, kept) for m in joined):

@@ -23,6 +23,7 @@ from ..deps import free_axes, numel
 Axes = tuple[tuple[Axis, Expr], ...]
 LEAST = 16  # rows, columns and sums of a product of tiles
 LARGE, MIDDLE = 128, 64
+FEW_TERMS, FEW_ROWS = 32, 16  # of sums whose results are most of what is read and written; rows of their tiles, held in registers
 DEEP = 512  # sums from which on they may be split over programs, and how many each gets at least
 EACH = 256
 LONG, WAVES = 1024, 4  # sums whose parts may be so many programs for each processor, where those of others are one
@@ -44,6 +45,11 @@ class Product:
         """Are both factors 16-bit numbers of one dtype, so that tensor cores take them as they are?"""
         found = {narrow(e).dtype for e in (self.x, self.w)}
         return len(found) == 1 and found <= set(dt.HALF)
+
+    @property
+    def is_thin(self) -> bool:
+        """Are its sums short, so that what it reads and writes beside them is most of its work?"""
+        return numel(self.fold.extents) <= FEW_TERMS
 
 
 def narrow(e: Expr) -> Expr:
@@ -94,7 +100,7 @@ def sides(p: Product, target: Target) -> tuple[int, int, int]:
     """(rows, columns, sums) of a tile: large where that leaves enough programs."""
     m, n = (max(LEAST, pow2(numel(e for _, e in part))) for part in (p.rows, p.columns))
     most = LARGE if p.is_half else MIDDLE
-    tm, tn = min(m, most), min(n, most)
+    tm, tn = min(m, FEW_ROWS if p.is_thin and not p.is_half else most), min(n, most)
     count = numel(e for _, e in p.batch)
     while count * -(-m // tm) * -(-n // tn) < target.weights.processors and max(tm, tn) > (32 if p.is_half else LEAST):
         if tn >= tm:
