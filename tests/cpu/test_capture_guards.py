@@ -365,12 +365,16 @@ def test_what_every_call_changes_is_left_to_python():
             m.cache[k] = x * 2
         return m.cache[k] + 1
 
-    for fn, most in ((counted, 8), (grown, 12), (given, 16)):
+    def listed(m, x, k):
+        m.log.append(x.sum())
+        return torch.stack(m.log[-3:]).mean() + x
+
+    for fn, most in ((counted, 8), (grown, 12), (given, 16), (listed, 8)):
         outcomes = []
         for call in (fn, torchsmith.compile(fn, backend="eager")):
-            m = types.SimpleNamespace(step=0, cache={})
+            m = types.SimpleNamespace(step=0, cache={}, log=[])
             with recording() as events:
-                outcomes.append([(call(m, X, k).tolist(), m.step, str(m.cache)) for k in (*range(20), 3, 19)])
+                outcomes.append([(call(m, X, k).tolist(), m.step, str((m.cache, m.log))) for k in (*range(20), 3, 19)])
         assert outcomes[0] == outcomes[1], fn.__name__
         assert sum(e.kind == "guards" for e in events) <= most, fn.__name__
         assert not any(e.fields.get("code") == "API003" for e in events), fn.__name__

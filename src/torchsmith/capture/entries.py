@@ -269,9 +269,10 @@ def _learn_growth(d: Any, state: State, failed: Guard, call: Call, last: bool) -
         if g.kind == "equals" and type(g.value) is type(now) is int:
             counts = not isinstance(g.source, Local) and rows == [now - n for n in range(_GROWN, 0, -1)] and not _is_another_module(g.source, latest, call)
             state.counted.update({str(g.source)} if counts or last else ())
-        elif g.kind in ("length", "dict_keys") and isinstance(now, dict) and None not in rows:
+        elif g.kind in ("length", "dict_keys") and isinstance(now, (dict, list)) and None not in rows:
             sizes = [*(r if isinstance(r, int) else len(r) for r in rows if r is not None), len(now)]
-            state.growing.update({str(g.source)} if last or sizes == sorted({*sizes}) else ())
+            grows = sizes == sorted({*sizes}) and (isinstance(now, dict) or not isinstance(g.source, Local))
+            state.growing.update({str(g.source)} if grows or last else ())
 
 
 _ASSUMED = frozenset({"equals", "length", "dict_keys"})
