@@ -257,6 +257,17 @@ def added(x: Tensor) -> Tensor:
     return y
 
 
+class Bare:
+    pass
+
+
+class Passes(torch.nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x, getattr(self, "more", 0)
+
+
+BARE = Bare()
+
 PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
     "builtin": (lambda: lambda x: (x, abs(-3)), builtins, "abs", (lambda v: 7,)),
     "builtin that takes less": (lambda: lambda x: x * dict(zip([2], [3]))[2], builtins, "zip", (lambda *v: [(2, 7)],)),  # noqa: B905
@@ -276,6 +287,9 @@ PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
     "new method": (lambda: lambda x: x.foo() if hasattr(x, "foo") else x, torch.Tensor, "foo", (lambda v: v + 1, lambda v: v + 2)),
     "attribute of tensors": (lambda: lambda x: x.ndim, torch.Tensor, "ndim", (property(lambda v: 17),)),
     "forward of a class of torch": (torch.nn.ReLU, torch.nn.ReLU, "forward", (lambda self, v: v - 1,)),
+    "new attribute of a class": (lambda: lambda x: (x, getattr(BARE, "more", 0), hasattr(Bare(), "more")), Bare, "more", (1,)),
+    "new way to look up": (lambda: lambda x: (x, getattr(BARE, "more", 0)), Bare, "__getattr__", (lambda self, name: name,)),
+    "new attribute of modules": (Passes, Passes, "more", (1,)),
     "math": (lambda: lambda x: x * sys.modules["math"].pi, sys.modules["math"], "pi", (3.0,)),
 }
 
@@ -445,6 +459,32 @@ def test_switches_of_the_process() -> None:
     assert plain(compiled(X)) == plain(fn(X))
     for _ in change():
         assert plain(compiled(X)) == plain(fn(X))
+
+
+def test_settings_that_are_read() -> None:
+    def fn(x: Tensor) -> Any:
+        with torch.device("meta"):
+            inside = torch.get_default_device()
+        return x, sys.getrecursionlimit(), torch.get_autocast_dtype("cpu"), torch.get_default_device(), inside
+
+    def change() -> Iterator[None]:
+        limit, dtype = sys.getrecursionlimit(), torch.get_autocast_dtype("cpu")
+        try:
+            sys.setrecursionlimit(limit + 7)
+            yield
+            torch.set_autocast_dtype("cpu", torch.float16)
+            yield
+            torch.set_default_device("meta")
+            yield
+        finally:
+            sys.setrecursionlimit(limit)
+            torch.set_autocast_dtype("cpu", dtype)
+            torch.set_default_device(None)
+
+    compiled = torchsmith.compile(fn, backend="eager")
+    assert plain(compiled(X)) == plain(fn(X))
+    for _ in change():
+        assert compiled(X)[1:] == fn(X)[1:]
 
 
 class Mode(TorchFunctionMode):

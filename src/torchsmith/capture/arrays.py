@@ -853,6 +853,11 @@ def _errstate(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return m.call(contextlib.nullcontext, [], {})
 
 
+@torch_rows.row(np.geterr)
+def _geterr(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    raise refuse(m, "numpy.geterr()")  # what is set may change between two calls
+
+
 def _copied(m: Machine, tensor: Tensor, *args: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Tensor:
     """torch.tensor(array)."""
     if args or pin_memory:

@@ -223,7 +223,15 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
             return m.call(getter, [obj, name], {})
         if getter is not MISSING:
             return m.call(_in_c(m, t, "__getattr__", getter), [obj, name], {})
+        _guard_lack(m, t, "__getattr__")
+    _guard_lack(m, t, name)
     raise Raised(_attribute_error(obj, t, name))
+
+
+def _guard_lack(m: Machine, cls: type, name: str) -> None:
+    """This class of the program's may get such an attribute."""
+    if cls.__flags__ & _HEAP and id(cls) not in m.world.fresh_pinned and not is_written(m, cls, name):
+        m.world.guard(FixedObject(cls, cls.__qualname__), "missing", name)
 
 
 def _in_c(m: Machine, t: type, name: str, method: Any) -> Any:
@@ -381,6 +389,7 @@ def _module_attr(m: Machine, obj: Any, name: str, track: Track | None) -> Any:
             return m.world.wrap(d[name], Attr(track.source, name, via))  # type: ignore[arg-type]
     if track is not None:
         m.world.guard(track.source, "missing", name)
+    _guard_lack(m, type(obj), name)
     raise Raised(_attribute_error(obj, type(obj), name))
 
 

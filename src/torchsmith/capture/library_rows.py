@@ -368,9 +368,18 @@ def import_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return m.import_name(m.frames[-1], name, names, 0)
 
 
-@row(sys.intern, sys.getrecursionlimit)
+@row(sys.intern)
 def interned(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return args[0] if args else sys.getrecursionlimit()
+    return args[0]
+
+
+def _asked_before_each_call(fn: Any) -> None:
+    """A setting of the process."""
+    row(fn)(lambda m, args, kwargs: m.world.wrap(m.native(fn, args, kwargs, plain=True), Computed(fn, (), ())))
+
+
+for _setting in (sys.getrecursionlimit, sys.getswitchinterval):
+    _asked_before_each_call(_setting)
 
 
 @row(collections.namedtuple)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from ..codes import Unsupported
 from ..graph import layout, tracing
@@ -297,7 +298,7 @@ def is_autocast_enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> 
 @row(torch.get_autocast_dtype)
 def get_autocast_dtype(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     on, dtype = m.autocast.get(args[0], (False, None))
-    return dtype if on else torch.get_autocast_dtype(args[0])
+    return dtype if on else m.world.wrap(torch.get_autocast_dtype(args[0]), Computed(torch.get_autocast_dtype, (args[0],), ()))
 
 
 def _of_device(row: Row, device: str) -> Row:
@@ -312,6 +313,15 @@ for _device, _is_on, _type in (("cpu", "is_autocast_cpu_enabled", "get_autocast_
 @row(*_named("_C._is_any_autocast_enabled"))
 def is_any_autocast(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return any(on for on, _ in m.autocast.values())
+
+
+@row(torch.get_default_device)
+def get_default_device(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    own = next((x for x in reversed(m.modes) if issubclass(type(x), DeviceContext)), None)
+    found = guards.default_device() if own is None else m.attr(own, "device")
+    if found is None or found.index is not None or found.type != "cuda":
+        return found or torch.device("cpu")
+    return torch.device("cuda", m.call(torch.cuda.current_device, [], {}))
 
 
 # ---------------------------------------------------------------- hooks of saved tensors, switched off
