@@ -435,6 +435,15 @@ def test_numbers_of_operators_vary(fn: Any) -> None:
             torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-4, atol=1e-4, msg=lambda m, said=said: f"{said}: {m}")
 
 
+def test_limits_below_0_of_unsigned_numbers_are_refused() -> None:
+    compiled = torchsmith.compile(lambda x, n: F.hardtanh(x, n, 3.0), dynamic=True)
+    x = torch.arange(6, dtype=torch.uint8)
+    for n in (1.0, 2.0):
+        assert torch.equal(compiled(x, n), F.hardtanh(x, n, 3.0))
+    with pytest.raises(RuntimeError, match="unsigned type with negative limits"):
+        compiled(x, -2.0)
+
+
 def test_no_unknown_number_becomes_zero() -> None:
     """`known(n) or 0` takes a symbol for a constant: in the rooms of operators nobody writes it."""
     root = Path(torchsmith.__file__).parent

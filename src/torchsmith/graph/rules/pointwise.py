@@ -67,22 +67,29 @@ PROMOTING = frozenset({"self", "other", "exponent", "min", "max", "x", "n"})
 CONVERTING = frozenset("clamp clamp_min clamp_max threshold logit hardtanh hardshrink softshrink".split())  # noqa: SIM905
 
 
-def _check_clamp(*bounds: Any) -> None:
+def _check_clamp(x: torch.Tensor, *bounds: Any) -> None:
     if all(v is None for v in bounds):
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
 
 
-def _check_width(lambd: Any = None) -> None:
+def _check_width(x: torch.Tensor, lambd: Any = None) -> None:
     if lambd is not None and not lambd >= 0:
         raise RuntimeError(f"lambda must be in range [0, inf), but found {lambd}")
 
 
-def _check_gelu(approximate: str | None = None) -> None:
+def _check_gelu(x: torch.Tensor, approximate: str | None = None) -> None:
     if approximate not in (None, "none", "tanh"):
         raise RuntimeError("approximate argument must be either none or tanh.")
 
 
-NUMBERS: dict[str, Callable[..., None]] = {"clamp": _check_clamp, "softshrink": _check_width, "gelu": _check_gelu}
+def _check_limits(x: torch.Tensor, low: Any = None, high: Any = None) -> None:
+    if x.dtype is torch.uint8 and not all(v > -1 for v in (0 if low is None else low, 0 if high is None else high)):
+        raise RuntimeError("cannot do hardtanh on an unsigned type with negative limits")
+
+
+NUMBERS: dict[str, Callable[..., None]] = {
+    "clamp": _check_clamp, "softshrink": _check_width, "gelu": _check_gelu, "hardtanh": _check_limits,
+}  # fmt: skip
 
 
 def pointwise(op: OpOverload, dtype: Dtype) -> Callable[..., torch.Tensor]:
@@ -112,7 +119,7 @@ def pointwise(op: OpOverload, dtype: Dtype) -> Callable[..., torch.Tensor]:
         if same_kind and len({t.dtype for t in tensors}) > 1:
             raise RuntimeError(f"{names} of different dtypes: {[t.dtype for t in tensors]}")
         if checks is not None:
-            checks(*given[1:])
+            checks(*given)
         if converts:
             for x in (*given, *kwargs.values()):
                 if isinstance(x, (int, float)):
