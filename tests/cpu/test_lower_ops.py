@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lower_harness import check, interpret
+from lower_harness import check, interpret, program_of
 
 from torchsmith.codes import Unsupported
+from torchsmith.ir.expr import Op, walk
 from torchsmith.ir.interpret import CheckFailed
-from torchsmith.ir.program import Extern
+from torchsmith.ir.program import Extern, Stage
+from torchsmith.schedule.deps import depth
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
@@ -316,6 +318,8 @@ VIEWS = [
     lambda x: torch.cat([x, x[:, :1], x * 2], 1),
     lambda x: torch.stack([x, x + 1], 2),
     lambda x: torch.cat([x.to(torch.float64), x]),
+    lambda x: torch.stack([x[k % 3] * k for k in range(20)], 1),
+    lambda x: torch.cat([x[:, : 1 + k % 4].to((torch.float32, torch.float64)[k % 2]) for k in range(18)], 1).cumsum(1),
     lambda x: torch.slice_scatter(x, x[:, 1:3] * 2, 1, 0, 2),
     lambda x: torch.select_scatter(x, x[0] + 1, 0, 2),
     lambda x: torch.diagonal_scatter(x, torch.diagonal(x, -1, 0, 1) + 1, -1, 0, 1),
@@ -327,6 +331,22 @@ VIEWS = [
 @pytest.mark.parametrize("number", range(len(VIEWS)))
 def test_view(number):
     check(VIEWS[number], make((3, 4, 5)))
+
+
+@pytest.mark.parametrize("dynamic", [(), (0,)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_many_parts_are_flat_expressions(dim, dynamic):
+    """Joining what a loop made: no element chooses among all parts, and no pass walks an expression as deep as they are many."""
+
+    def many(x):
+        return torch.cat([x * k for k in range(300)], dim)
+
+    program, _ = program_of(many, (make((3, 5)),), dynamic)
+    joins = [s for s in program.body if isinstance(s, Stage) and "cat" in s.origin]
+    assert max(depth(t.value) for s in joins for t in s.stores) < 50
+    if not dynamic:
+        assert not any(isinstance(e, Op) and e.name == "where" for s in joins for t in s.stores for e in walk(t.value))
+    check(lambda x: torch.cat([x * k for k in range(21)], dim), make((3, 5)), dynamic=bool(dynamic))
 
 
 CREATION = [

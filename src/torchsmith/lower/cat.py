@@ -9,6 +9,7 @@ from typing import Any
 from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.expr import Const, Expr, Load, op, select, substitute, walk
+from ..ir.program import Stage, Store
 from .core import Builder
 from .extern import lower_extern
 from .numerics import cast
@@ -17,6 +18,7 @@ from .table import lowers
 from .views import position, start_of, unsqueeze, wrap_dim
 
 TRUE = Const(dt.bool_, True)
+CHOSEN = 8  # parts among which one expression chooses, and that one stage stores
 
 
 def conjunction(tests: Sequence[Expr]) -> Expr:
@@ -49,24 +51,49 @@ def join(cx: Builder, parts: Sequence[Ref], dim: int) -> Ref:
     starts: list[Expr] = [ZERO]
     for p in parts:
         starts.append(starts[-1] + p.shape[dim])
+    if len(parts) > CHOSEN and d.kind != "opaque" and all(known(s) is not None for s in starts):
+        return put_parts(cx, parts, dim, starts)
 
     def at(i: Index) -> Expr:
-        value: Expr = Const(d, 0)
-        for k in reversed(range(len(parts))):
-            p = parts[k]
+        def part(k: int, inside: Expr) -> Expr:
             index = (*i[:dim], i[dim] - starts[k], *i[dim + 1 :])
-            if len(parts) == 1:
-                return cast(p.load(index), d)
-            below = op("lt", i[dim], starts[k + 1])
-            inside = below if k == 0 else op("and", op("ge", i[dim], starts[k]), below)
-            if k == len(parts) - 1:
-                inside = op("ge", i[dim], starts[k])
-                value = cast(masked(p, index, inside, Const(p.dtype, 0)), d)
-            else:
-                value = select(below, cast(masked(p, index, inside, Const(p.dtype, 0)), d), value)
-        return value
+            return cast(masked(parts[k], index, inside, Const(parts[k].dtype, 0)), d)
+
+        def among(first: int, end: int) -> Expr:
+            """Of the parts first to end - 1. Halves keep the expression flat: passes walk it by recursion."""
+            if end - first > CHOSEN:
+                middle = (first + end) // 2
+                return select(op("lt", i[dim], starts[middle]), among(first, middle), among(middle, end))
+            value: Expr = Const(d, 0)
+            for k in reversed(range(first, end)):
+                if len(parts) == 1:
+                    return cast(parts[k].load((*i[:dim], i[dim] - starts[k], *i[dim + 1 :])), d)
+                below = op("lt", i[dim], starts[k + 1])
+                inside = below if k == 0 else op("and", op("ge", i[dim], starts[k]), below)
+                if k == len(parts) - 1:
+                    inside = op("ge", i[dim], starts[k])
+                value = part(k, inside) if k == end - 1 else select(below, part(k, inside), value)
+            return value
+
+        return among(0, len(parts))
 
     return cx.stage(at)
+
+
+def put_parts(cx: Builder, parts: Sequence[Ref], dim: int, starts: Sequence[Expr]) -> Ref:
+    """Every part is stored where it lies, several of one shape by one stage: what an element costs does not grow with the parts."""
+    name = cx.buffer(cx.dtype, cx.shape, cx.out.strides, required=True, role="state")
+    alike: dict[tuple[Expr, ...], list[int]] = {}
+    for k, p in enumerate(parts):
+        alike.setdefault(tuple(p.shape), []).append(k)
+    for shape, numbers in alike.items():
+        axes = cx.axes(shape)
+        for some in (numbers[n : n + CHOSEN] for n in range(0, len(numbers), CHOSEN)):
+            stores = tuple(
+                Store(name, (*axes[:dim], axes[dim] + starts[k], *axes[dim + 1 :]), cast(parts[k].load(axes), cx.dtype)) for k in some
+            )
+            cx.body.append(Stage(tuple(zip(axes, shape, strict=True)), stores, loc=cx.loc, origin=cx.origin))
+    return cx.ref(name)
 
 
 @lowers("aten.cat.default")
