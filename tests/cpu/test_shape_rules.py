@@ -180,6 +180,30 @@ def test_views_alias_their_base(number: int) -> None:
         assert VIEWS[number](t).untyped_storage()._cdata == t.untyped_storage()._cdata
 
 
+WITH_NUMBERS = [
+    lambda t: t + 1, lambda t: 1 - t, lambda t: t * 2.0, lambda t: t / 2, lambda t: t % 2, lambda t: t // 2, lambda t: t > 0,
+    lambda t: t == 1, lambda t: t**2, lambda t: torch.where(t > 0, t, 0.0), lambda t: torch.div(t, 2, rounding_mode="trunc"),
+    lambda t: torch.xlogy(t, 2), lambda t: t.clamp(0), lambda t: t.clamp(0, 1), lambda t: t.relu(), F.leaky_relu, F.hardtanh, F.relu6,
+    torch.nan_to_num, torch.deg2rad, lambda t: torch.fill(t, 2.0), lambda t: t + t, lambda t: t * torch.tensor(2.0),
+    lambda t: torch.lerp(t, t, 0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "t", [torch.rand(4, 1).t(), torch.rand(1, 16, 8).transpose(1, 2).view(1, 8, 4, 4), torch.rand(4, 1, 3).permute(1, 2, 0)]
+)
+def test_results_have_eagers_strides_in_dimensions_of_one_element_too(t: Tensor) -> None:
+    """A number that eager makes a tensor has another shape than its operand, so dimensions are sorted; a kernel's own number has not."""
+    for fn in WITH_NUMBERS:
+        compare(fn, t)
+
+
+def test_group_norm_of_one_image_keeps_its_memory_format_where_gradients_are_needed() -> None:
+    x = torch.rand(1, 8, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
+    compiled = torchsmith.compile(lambda t: F.group_norm(t, 4), backend="eager", fullgraph=True)
+    assert compiled(x).stride() == F.group_norm(x, 4).stride() == (128, 1, 32, 8)
+
+
 def test_views_have_eagers_strides_in_dimensions_of_one_element_too() -> None:
     """Which memory format a convolution keeps depends on them."""
     r = random.Random(0)

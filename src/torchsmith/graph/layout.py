@@ -347,14 +347,16 @@ def broadcasts_to(sizes: Sequence[Size], shape: Sequence[Size]) -> bool:
     return True
 
 
-def propagate_strides(shape: Sizes, operands: Sequence[torch.Tensor]) -> Sizes:
+def propagate_strides(shape: Sizes, operands: Sequence[torch.Tensor], *, with_number: bool = False) -> Sizes:
     """Strides that an element-wise kernel gives a new result of `shape` (the rules of eager's tensor iterator).
 
     All operands of the result's shape and one dense layout: that layout. Otherwise dimensions are sorted by the operands'
-    strides, the first operand with an opinion wins.
+    strides, the first operand with an opinion wins. with_number: one more operand is a number, which eager makes a tensor of
+    another shape; that is seen where a dimension of one element has a stride of its own.
     """
     n = len(shape)
-    if all(len(t.shape) == n for t in operands) and all(
+    is_sorted = with_number and any(map(is_static_one, shape))
+    if not is_sorted and all(len(t.shape) == n for t in operands) and all(
         a is b or same(a, b) for t in operands for a, b in zip(t.shape, shape, strict=True)
     ):
         if all(is_contiguous(t) for t in operands):

@@ -369,7 +369,7 @@ def group_norm(
     if kept is torch.contiguous_format or device_of(input).type != "cpu":
         return call(input, num_groups, weight, bias, eps, cudnn)
     if is_watched(input):
-        input = input.view(input.shape)  # a name of its own: others that read the input have gradients in other orders
+        input = aten.alias.default(input)  # a name of its own: others that read the input have gradients in other orders
         input.register_hook(lambda g: None if torch.is_grad_enabled() else g.contiguous(memory_format=kept))
     n, c, *rest = input.shape
     area: Any = 1

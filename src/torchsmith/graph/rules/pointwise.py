@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ..layout import broadcast, contiguous_strides, float_dtype, propagate_strides, require, result_dtype
+from ..layout import broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, require, result_dtype
 from ..schema import info, overloads
 from ..sizes import SymTypes
 from ..tracing import RULES, device_of, fresh, make, rule
@@ -63,6 +63,10 @@ POINTWISE: dict[Dtype, str] = {
 PROMOTING = frozenset({"self", "other", "exponent", "min", "max", "x", "n"})
 
 
+# Their numbers are the kernel's own; those of other operators eager makes tensors first.
+_KEEPING = frozenset({"pow", "clamp", "clamp_min", "clamp_max"})
+# Eager makes the results of these like their operand, and then writes them.
+_FILLED = frozenset({"hardtanh", "relu6", "nan_to_num", "deg2rad", "rad2deg"})
 # Their numbers become elements of the dtype that they compute in, and must lie in its range.
 CONVERTING = frozenset("clamp clamp_min clamp_max threshold logit hardtanh hardshrink softshrink".split())  # noqa: SIM905
 
@@ -103,6 +107,7 @@ def pointwise(op: OpOverload, dtype: Dtype) -> Callable[..., torch.Tensor]:
     checks = NUMBERS.get(op._schema.name.removeprefix("aten::"))
     same_kind = op._schema.name == "aten::heaviside"
     converts = op._schema.name.removeprefix("aten::") in CONVERTING
+    wraps, fills = op._schema.name.removeprefix("aten::") not in _KEEPING, op._schema.name.removeprefix("aten::") in _FILLED
     subtracts, scaled = op._schema.name in ("aten::sub", "aten::rsub"), "alpha" in names
 
     def shape_of(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -126,7 +131,9 @@ def pointwise(op: OpOverload, dtype: Dtype) -> Callable[..., torch.Tensor]:
                     check_number(x, dtype(operands, tensors))
         if scaled:
             check_alpha(result_dtype(*operands), kwargs.get("alpha", given[2] if count > 2 else 1))
-        return elementwise(tensors, dtype(operands, tensors))
+        if fills:
+            return filled(tensors[0], dtype(operands, tensors))
+        return elementwise(tensors, dtype(operands, tensors), with_number=wraps and len(tensors) < len(operands))
 
     return shape_of
 
@@ -160,11 +167,17 @@ def check_number(v: Any, dtype: torch.dtype) -> None:
         raise RuntimeError(f"value cannot be converted to type {dtype} without overflow")
 
 
-def elementwise(tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The result of an element-wise kernel over `tensors`."""
+def elementwise(tensors: tuple[torch.Tensor, ...], dtype: torch.dtype, *, with_number: bool = False) -> torch.Tensor:
+    """The result of an element-wise kernel over `tensors`, and a number that eager makes a tensor."""
     first = tensors[0]
     shape = tuple(first.shape) if len(tensors) == 1 else broadcast(*(t.shape for t in tensors))
-    return make(shape, propagate_strides(shape, tensors), dtype)
+    return make(shape, propagate_strides(shape, tensors, with_number=with_number), dtype)
+
+
+def filled(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A result that eager makes like its operand, and then writes."""
+    shape = tuple(self.shape)
+    return make(shape, tuple(self.stride()) if is_dense(self) else propagate_strides(shape, (self,)), dtype)
 
 
 def _fill() -> None:
@@ -188,7 +201,8 @@ _fill()
 
 @rule(aten.div.Tensor, aten.div.Scalar)
 def div(self: torch.Tensor, other: Any) -> torch.Tensor:
-    return elementwise(_tensors(self, other), float_dtype(result_dtype(self, other)))
+    tensors = _tensors(self, other)
+    return elementwise(tensors, float_dtype(result_dtype(self, other)), with_number=len(tensors) < 2)
 
 
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -196,7 +210,8 @@ def div_mode(self: torch.Tensor, other: Any, *, rounding_mode: str | None) -> to
     dtype = result_dtype(self, other)
     if rounding_mode not in (None, "trunc", "floor"):
         raise RuntimeError(f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'")
-    return elementwise(_tensors(self, other), float_dtype(dtype) if rounding_mode is None else dtype)
+    tensors = _tensors(self, other)
+    return elementwise(tensors, float_dtype(dtype) if rounding_mode is None else dtype, with_number=len(tensors) < 2)
 
 
 def _tensors(*values: Any) -> tuple[torch.Tensor, ...]:
@@ -247,7 +262,7 @@ def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Ten
 @rule(aten.fill.Scalar, aten.fill.Tensor)
 def fill(self: torch.Tensor, value: Any) -> torch.Tensor:
     check_number(value, self.dtype)
-    return make(self.shape, propagate_strides(tuple(self.shape), (self,)), self.dtype)
+    return filled(self, self.dtype)
 
 
 @rule(aten.rrelu_with_noise_functional.default)
