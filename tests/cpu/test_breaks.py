@@ -1582,3 +1582,43 @@ def test_parameters_that_a_call_makes_are_made_by_python():
         runs.append([(name, p.detach(), p.grad) for name, p in module.named_parameters()])
     same(runs[1], runs[0])
     assert len(backend.operators) == 3  # before the weight, behind the layer, and the whole call
+
+
+def writes_before_and_ahead(x, table):
+    table["z"] = 1
+    seen = []
+    for value in table.values():
+        seen.append(value)
+        print(x.sum().item())
+        table["z"] = 5
+    return seen
+
+
+def grows_behind_a_write(x, table):
+    table["z"] = 1
+    for name in table:
+        print(x.sum().item())
+        table[name + "'"] = 5
+    return table
+
+
+def objects_of_a_set(x):
+    made = iter({Numbered(n) for n in range(5)})
+    first = next(made).n
+    print(x.sum().item())
+    return sorted([first, *(a.n for a in made)])
+
+
+class Numbered:
+    def __init__(self, n):
+        self.n = n
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"), [(writes_before_and_ahead, [{"a": 0}]), (grows_behind_a_write, [{"a": 0}]), (objects_of_a_set, [])],
+    ids=lambda v: getattr(v, "__name__", ""),
+)  # fmt: skip
+def test_iterators_of_what_was_written_or_made_before_the_break(fn, args):
+    compiled = torchsmith.compile(fn, backend="eager")
+    for _ in range(3):
+        same(outcome(compiled, copy.deepcopy((X, *args)))[:3], outcome(fn, copy.deepcopy((X, *args)))[:3])

@@ -83,6 +83,7 @@ class _Builder:
         self.index: dict[Any, int] = {}
         self.sources: dict[Source, str] = {}
         self.keep: list[Any] = []
+        self.written: set[int] = set()  # containers (their tracks) whose contents the lines so far have written
         self.moves = iterators.moves(machine) if machine.world.walks else []
 
     # ------------------------------------------------------------ leaves
@@ -499,18 +500,26 @@ def _build_iterator(b: _Builder, v: Any) -> str:
     place = iterators.place_of(v) if type(v) in iterators.TABLES else None
     if place == iterators.CHANGED:
         raise Unsupported("CAP015", at=b.m.loc(), detail="an iterator of what has another size since")
-    if place is not None:
-        table = iterators.held((v,))
+    table = None if place is None else iterators.held((v,))
+    if table is not None and _keeps_order(b, table):
+        target = b.value(b.m.world.canonical(table))
         track = b.m.world.tracks.get(id(table))
-        if track is None or not track.dirty:  # it is to notice changes of what it walks through
-            name = b._name(v, f"iter({b.value(b.m.world.canonical(table))}{iterators.way(v)})")
-            b.lines.append(f"{b.const(iterators.move_to)}({name}, {place})")
-            return name
+        if track is not None and track.dirty and id(track) not in b.written:
+            _replay_container(b, track, target)
+        name = b._name(v, f"iter({target}{iterators.way(v)})")  # it is to notice changes of what it walks through
+        b.lines.append(f"{b.const(iterators.move_to)}({name}, {place})")
+        return name
     make, args, *state = v.__reduce__()
     name = b._name(v, f"{b.const(make)}({', '.join(b.value(a) for a in args)})")
     if state and state[0] is not None:
         b.lines.append(f"{name}.__setstate__({b.value(state[0])})")
     return name
+
+
+def _keeps_order(b: _Builder, table: Any) -> bool:
+    """Has the dictionary or set that the caller gets the same things in the same places? A set that is made anew has objects elsewhere."""
+    track = b.m.world.tracks.get(id(table))
+    return isinstance(table, dict) or (track is not None and not track.dirty) or (type(table) is set and all(type(x) in SCALARS for x in table))
 
 
 def _build_view(b: _Builder, v: Any) -> str:
@@ -569,7 +578,7 @@ def _replay(b: _Builder) -> None:
         target = b.read(track.source)
         if track.appended is not None:
             b.lines.append(f"list.extend({target}, [{', '.join(b.value(x) for x in track.appended)}])")
-        elif track.dirty:
+        elif track.dirty and id(track) not in b.written:
             _replay_container(b, track, target)
         for name, value in (track.attrs or {}).items():
             if value is DELETED:
@@ -601,6 +610,7 @@ def _plain_setattr(track: Track) -> bool:
 
 def _replay_container(b: _Builder, track: Track, target: str) -> None:
     """The container takes its image's contents, by the builtin's own methods: a subclass's would run twice."""
+    b.written.add(id(track))
     image = track.image
     base = b.const(type(image))
     if issubclass(type(image), dict):
