@@ -984,6 +984,51 @@ def _table() -> tuple[Any, ...]:
     return types.MappingProxyType(table), table
 
 
+class Stands:
+    def __init__(self, obj: Any) -> None:
+        object.__setattr__(self, "held", obj)
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "held"), name)
+
+
+class General:
+    def __new__(cls, kind: str) -> Any:
+        return object.__new__(Special if kind == "special" else cls)
+
+
+class Special(General):
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+
+class Says:
+    def __init__(self) -> None:
+        return 3  # type: ignore[return-value]  # noqa: PLE0101
+
+
+class Property:
+    @property
+    def held(self) -> int:
+        return 1
+
+
+class Asks(Property):
+    @classmethod
+    def asked(cls) -> bool:
+        return super().held is Property.held  # type: ignore[misc]
+
+
+def _made(x: Any) -> Any:
+    try:
+        Says()
+        told = ""
+    except TypeError as e:
+        told = str(e)
+    kinds = General("special").kind, hasattr(General("general"), "kind")
+    return isinstance(x, Property), isinstance(Stands(3), int), kinds, Asks.asked(), told
+
+
 def _moved(kind: Callable[..., Any]) -> Any:
     made = kind(a=1, b=2, c=3)
     made.move_to_end("a")
@@ -1065,6 +1110,7 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
     "copies": (_copies, lambda: ((1, [2]),)),
     "a proxy of what changes": (_proxied, _table),
     "a proxy of layers": (lambda x: (x.copy(), x["a"]), lambda: (types.MappingProxyType(collections.ChainMap({"a": 1}, {"b": 2})),)),
+    "what is made": (_made, lambda: (Stands(Property()),)),
     "text of its own class": (lambda x: (repr(x), str(x), f"{x}"), lambda: (_moved(Recent),)),
     "copies of a default": (lambda x: (copy.copy(x), copy.deepcopy(x), Filled(list, a=1)), lambda: (Filled(list, a=[1]),)),
     "copies of a deque": (lambda x: (copy.copy(x), copy.deepcopy(x)), lambda: (collections.deque([1, 2], 3),)),

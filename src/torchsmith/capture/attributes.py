@@ -520,7 +520,7 @@ def _super_attr(m: Machine, sup: Any, name: str) -> Any:
         return _bind_class(value.__func__, start)
     if vt is staticmethod:
         return value.__func__
-    if _is_property(m, value, "__get__"):
+    if _is_property(m, value, "__get__") and obj is not start:
         return m.call(value.fget, [obj], {})
     getter = find(m, vt, "__get__")
     if getter is MISSING:

@@ -118,7 +118,7 @@ def isinstance_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if getattr(type(classes), "__instancecheck__", None) in _PLAIN_CHECKS:
         if _is_subclass(m, t, classes):
             return True
-        if at.find(m, t, "__class__") is object.__dict__["__class__"]:
+        if at.find(m, t, "__class__") is object.__dict__["__class__"] and not at.is_users(m, t, "__getattribute__"):
             return False
         said = at.attr_or(m, value, "__class__", t)  # a proxy says what it stands for
         return said is not t and issubclass(type(said), type) and _is_subclass(m, said, classes)

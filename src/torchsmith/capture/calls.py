@@ -1003,9 +1003,13 @@ def _instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
         obj = _c_new(m, cls, raw_new, args, kwargs)
     made = m.recorder.info(obj).cls if issubclass(type(obj), Tensor) else type(obj)
     if cls in made.__mro__:
+        if made is not cls:  # `__new__` may make an object of a class that extends this one: its own __init__ is called
+            init = find(m, made, "__init__")
         if issubclass(type(init), Function):
-            at.class_guard(m, cls, "__init__", init)
-            m.call(init, [obj, *args], kwargs)
+            at.class_guard(m, made, "__init__", init)
+            said = m.call(init, [obj, *args], kwargs)
+            if said is not None:
+                raise Raised(TypeError(f"__init__() should return None, not '{type(said).__name__}'"))
         elif init is not object.__init__ and issubclass(type(obj), (dict, list, set)):
             _row_init(m, obj, cls, None, args, kwargs)
     return obj
