@@ -460,8 +460,8 @@ class Builder:
         while lanes * 2 * wide <= ELEMENTS * 2 and rows >= lanes * 4 * self.target.weights.processors:
             lanes *= 2
         shared, far = self.beside_shared(d, x[0]) if x is not None else (False, 0)
-        if shared and lanes == 1 and far == 1 and wide <= STEP and rows >= 4 * FOR_ALL * self.target.weights.processors:
-            lanes = FOR_ALL
+        if shared and lanes == 1 and 1 <= far <= 2 and wide <= STEP and rows >= 4 * FOR_ALL * self.target.weights.processors:
+            lanes = FOR_ALL // far
         if x is not None and lanes > 1:
             tiles.append(Tile(x[0], lanes, "lanes"))
         for a, e in lengths.items():
