@@ -374,6 +374,7 @@ PRINTS = [
 ALIASING = [
     lambda x, s: x, lambda x, s: (x, x), lambda x, s: [s.tensors[0], s.tensors], lambda x, s: s.list, lambda x, s: (s.list, s.list), lambda x, s: {"a": s.dict, "b": s.dict["b"]},
     lambda x, s: x.view(-1), lambda x, s: x[0], lambda x, s: x.t(), lambda x, s: (x.view(3, 2), x[1:]), lambda x, s: x.clone(), lambda x, s: x.detach(), lambda x, s: x.contiguous(),
+    lambda x, s: (x.is_set_to(x), x.is_set_to(x.view(2, 3)), x.is_set_to(x[1:]), x.is_set_to(s.tensors[0])),
     lambda x, s: x.to(torch.float32), lambda x, s: x.float(), lambda x, s: x.expand(2, 3), lambda x, s: x.reshape(6), lambda x, s: x.t().reshape(6), lambda x, s: s.box.v,
     lambda x, s: s.tensors[0].add_(1), lambda x, s: s.tensors[0].mul_(2) is s.tensors[0], lambda x, s: s.tensors[0].view(-1).zero_(), lambda x, s: s.tensors[1][0].fill_(3.0),
     lambda x, s: s.tensors[0].copy_(s.tensors[1]), lambda x, s: s.tensors[1].__setitem__(0, 7.0), lambda x, s: s.tensors[1].t().add_(1), lambda x, s: operator.iadd(s.tensors[0], 1),

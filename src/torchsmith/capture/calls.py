@@ -446,7 +446,8 @@ _VALUE_METHODS = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "_
                             "__format__", "__repr__", "__str__", "allclose"})  # fmt: skip
 _STATE_METHODS = frozenset({"backward", "register_hook", "retain_grad", "data_ptr", "storage", "untyped_storage", "share_memory_", "pin_memory",
                             "set_", "resize_as_", "record_stream", "__dlpack__", "apply_", "map_", "map2_", "_typed_storage", "cpu_",
-                            "register_post_accumulate_grad_hook", "__reduce_ex__", "__deepcopy__", "to_dense", "module_load"})  # fmt: skip
+                            "register_post_accumulate_grad_hook", "__reduce_ex__", "__deepcopy__", "to_dense", "module_load",
+                            "is_set_to"})  # fmt: skip
 
 
 def _tensor_method(m: Machine, t: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
