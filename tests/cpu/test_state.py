@@ -268,6 +268,13 @@ class Passes(torch.nn.Module):
 
 BARE = Bare()
 
+
+def with_attribute(x: Tensor) -> Any:
+    made = Bare()
+    made.own = 1
+    return x, vars(made)
+
+
 PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
     "builtin": (lambda: lambda x: (x, abs(-3)), builtins, "abs", (lambda v: 7,)),
     "builtin that takes less": (lambda: lambda x: x * dict(zip([2], [3]))[2], builtins, "zip", (lambda *v: [(2, 7)],)),  # noqa: B905
@@ -290,6 +297,12 @@ PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
     "new attribute of a class": (lambda: lambda x: (x, getattr(BARE, "more", 0), hasattr(Bare(), "more")), Bare, "more", (1,)),
     "new way to look up": (lambda: lambda x: (x, getattr(BARE, "more", 0)), Bare, "__getattr__", (lambda self, name: name,)),
     "new attribute of modules": (Passes, Passes, "more", (1,)),
+    "new truth of objects": (lambda: lambda x: x + 1 if BARE else x - 1, Bare, "__bool__", (lambda self: False,)),
+    "new length of objects": (lambda: lambda x: x + 1 if BARE else x - 1, Bare, "__len__", (lambda self: 0,)),
+    "new equality": (lambda: lambda x: (x, BARE == 3, BARE != 3), Bare, "__eq__", (lambda self, other: True,)),
+    "new way to make objects": (lambda: lambda x: (x, type(Bare())), Bare, "__new__", (staticmethod(lambda cls: 7),)),
+    "new way to initialise": (lambda: lambda x: (x, vars(Bare())), Bare, "__init__", (lambda self: setattr(self, "v", 1),)),
+    "new way to set": (lambda: with_attribute, Bare, "__setattr__", (lambda self, name, value: None,)),
     "math": (lambda: lambda x: x * sys.modules["math"].pi, sys.modules["math"], "pi", (3.0,)),
 }
 

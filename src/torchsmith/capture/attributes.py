@@ -223,12 +223,12 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
             return m.call(getter, [obj, name], {})
         if getter is not MISSING:
             return m.call(_in_c(m, t, "__getattr__", getter), [obj, name], {})
-        _guard_lack(m, t, "__getattr__")
-    _guard_lack(m, t, name)
+        lack_guard(m, t, "__getattr__")
+    lack_guard(m, t, name)
     raise Raised(_attribute_error(obj, t, name))
 
 
-def _guard_lack(m: Machine, cls: type, name: str) -> None:
+def lack_guard(m: Machine, cls: type, name: str) -> None:
     """This class of the program's may get such an attribute."""
     if cls.__flags__ & _HEAP and id(cls) not in m.world.fresh_pinned and not is_written(m, cls, name):
         m.world.guard(FixedObject(cls, cls.__qualname__), "missing", name)
@@ -389,7 +389,7 @@ def _module_attr(m: Machine, obj: Any, name: str, track: Track | None) -> Any:
             return m.world.wrap(d[name], Attr(track.source, name, via))  # type: ignore[arg-type]
     if track is not None:
         m.world.guard(track.source, "missing", name)
-    _guard_lack(m, type(obj), name)
+    lack_guard(m, type(obj), name)
     raise Raised(_attribute_error(obj, type(obj), name))
 
 
@@ -596,10 +596,10 @@ def store_attr(m: Machine, obj: Any, name: str, value: Any) -> None:
     if t in NUMBERS:  # a number has no place for it
         m.native(setattr, [NUMBERS[t](), name, value], {}, plain=True)
     setter = find(m, t, "__setattr__")
+    class_guard(m, t, "__setattr__", setter)
     if setter is _MODULE_SETATTR:
         module_setattr(m, obj, name, value)
     elif issubclass(type(setter), Function):
-        class_guard(m, t, "__setattr__", setter)
         m.call(setter, [obj, name, value], {})
     elif issubclass(t, threading.local) and find(m, t, name) is MISSING and m.world.of(obj) is not None:
         m.world.use(m.world.tracks[id(obj)])
@@ -684,6 +684,7 @@ def delete_attr(m: Machine, obj: Any, name: str) -> None:
     """`del obj.name`."""
     t = type(obj)
     deleter = find(m, t, "__delattr__")
+    class_guard(m, t, "__delattr__", deleter)
     track = m.world.of(obj)
     if issubclass(type(deleter), Function) and not (deleter is _MODULE_DELATTR and track is not None):
         m.call(deleter, [obj, name], {})

@@ -993,8 +993,8 @@ def _instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
         raise Unsupported("CAP014", at=m.loc(), detail=f"making a {cls.__qualname__}, which has a __del__")
     if not is_python_class(cls) and not (issubclass(cls, type) and raw_new in ROWS):
         return _instantiate_c(m, cls, args, kwargs)
+    at.class_guard(m, cls, "__new__", new)
     if issubclass(type(raw_new), Function):
-        at.class_guard(m, cls, "__new__", new)
         obj = m.call(raw_new, [cls, *args], kwargs)
     elif raw_new is object.__new__:
         if (args or kwargs) and init is object.__init__:
@@ -1006,8 +1006,8 @@ def _instantiate(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if cls in made.__mro__:
         if made is not cls:  # `__new__` may make an object of a class that extends this one: its own __init__ is called
             init = find(m, made, "__init__")
+        at.class_guard(m, made, "__init__", init)
         if issubclass(type(init), Function):
-            at.class_guard(m, made, "__init__", init)
             said = m.call(init, [obj, *args], kwargs)
             if said is not None:
                 raise Raised(TypeError(f"__init__() should return None, not '{type(said).__name__}'"))
