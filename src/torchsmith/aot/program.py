@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..graph.eager import as_module, as_python, origin_value, run_functional
+from ..graph.eager import origin_value, run_functional
 from ..graph.sizes import LARGEST, SizeFacts, print_condition
 from ..graph.spec import FreshOutput, FunctionalGraph, InputOutput, SizeOutput, TensorSpec
 from ..graph.tracing import spec_of
+from ..graph.written import as_module, as_python
 from ..ir.expr import Const, Expr, Sym, walk
 from ..ir.number import number_of
 from .entry import children
