@@ -6,16 +6,18 @@
     python bench/architectures.py --only 'hf:(bert|t5)$' --print
     python bench/architectures.py --road native --sample 40     kernels too, for every n-th name
 
+    python bench/architectures.py --road native --device cuda --dtype float32,float16 --train-every 3 --seconds 400 --jobs 15
+
 Roads: `capture` runs the captured graphs with torch (backend "eager": what is measured is capture, guards and breaks), `native` is the
 default backend, kernels included, `train` is `capture` with loss.backward() (gradients are compared too), `generate` is model.generate with
 forward compiled (`capture`): greedy and sampling, dynamic and static caches, tokens are compared. float32, weights seeded, every output
 compared, caches too: |compiled - eager| <= 1e-5 + 1e-4 |eager| on capture and train, 1e-3 + 1e-3 |eager| on native.
 
 `native train` is forward and backward in training mode with kernels; results, gradients and buffers afterwards are compared. Weights that
-are vectors are moved, so that none is 0 or 1. Batch norm of few small images makes rounding large; so compiled may be 8 times as far from
-eager in float64 as eager in float32 is, for inputs as they are or moved by a digit (of each tensor the largest difference). Where that is
-more than 1e-3 of a tensor's largest value it says little (0.1: nothing), and the model is compiled in float64 too, where it may differ by
-1e-6 of the tensor's largest value, 1e-9 of the largest gradient and 8 times what moving the inputs by a digit does.
+are vectors are moved, so that none is 0 or 1. Batch norm of few small images makes rounding large; so it is held against float64, as
+doubles.py says, and so are all results of `--device cuda` (TF32 off) and `--device fake`: processor tensors through the driver of
+tests/gpu, without dropout; the Triton texts of its kernels become machine code for sm_90, which nothing runs. With several of `--dtype`
+the models take them in turn, then the others; with `--train-every N` every n-th model is trained, too.
 
 Each model runs in a process of its own under a time limit; rows are written as they come, and a row that is there is not run again
 (`--again`). Status: right, wrong, crash (a signal), hang (the limit), raises (compiled raises where eager does not), random (eager differs
@@ -25,7 +27,6 @@ from itself), not built.
 from __future__ import annotations
 
 import argparse
-import copy
 import inspect
 import json
 import os
@@ -37,27 +38,48 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import torch  # noqa: E402
+from doubles import difference, leaves, size_of, wrong  # noqa: E402
 from suites.harness import about  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
 from models import torchvision_models  # noqa: E402
 
-ROADS = {"capture": (1e-4, 1e-5), "native": (1e-3, 1e-3), "train": (1e-4, 1e-5), "generate": (0.0, 0.0), "cuda": (1e-3, 1e-3),
-         "cuda train": (1e-3, 1e-3), "native train": (1e-3, 1e-3)}  # relative, absolute  # fmt: skip
-NATIVE = ("native", "cuda", "cuda train", "native train")  # the others ask what capture makes of a model
+ROADS = {"capture": (1e-4, 1e-5), "native": (1e-3, 1e-3), "train": (1e-4, 1e-5), "generate": (0.0, 0.0),
+         "native train": (1e-3, 1e-3)}  # relative, absolute  # fmt: skip
+NATIVE = ("native", "native train")  # the others ask what capture makes of a model
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ORDER = ("wrong", "crash", "hang", "raises", "random", "right", "not built")
 MOST = 200_000_000  # parameters: a model that stays larger than this is not built
 MOST_TRAINED = 40_000_000  # there are copies, in float64 too
 Row = dict[str, Any]
+
+
+class Case(NamedTuple):
+    name: str
+    road: str
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    @property
+    def way(self) -> str:
+        """What rows of one table have in common."""
+        return self.road if self.device == "cpu" and self.dtype == "float32" else f"{self.road} {self.device} {self.dtype}"
+
+    @property
+    def is_judged(self) -> bool:
+        """Held against float64."""
+        return self.way not in ("capture", "native", "train", "generate")
 
 
 class NotBuilt(Exception):
@@ -67,6 +89,22 @@ class NotBuilt(Exception):
 # ---------------------------------------------------------------- names
 
 SMALL = ("atto", "femto", "pico", "nano", "xxs", "xx_small", "test", "tiny", "mini", "_s0", "b0", "050", "small", "18", "_s", "")
+
+
+USED = (  # of Hugging Face, what is downloaded most, by hand
+    "bert", "llama", "gpt2", "qwen2", "t5", "vit", "roberta", "mistral", "qwen3", "clip", "whisper", "gemma2", "distilbert", "phi3",
+    "wav2vec2", "deberta-v2", "bart", "gemma3_text", "xlm-roberta", "qwen2_moe", "mixtral", "dinov2", "siglip", "gpt_neox", "swin", "opt",
+    "electra", "mamba", "detr", "albert", "qwen2_vl", "llava", "gpt_oss", "deepseek_v3", "olmo2", "granite", "falcon", "bloom", "phi",
+    "gptj", "mobilebert", "convnext", "segformer", "beit", "deit", "mpnet", "mbart", "m2m_100", "longformer", "layoutlm", "blip",
+    "hubert", "wavlm", "stablelm", "starcoder2", "cohere2", "smollm3", "modernbert", "nomic_bert", "esm", "clap", "sam", "depth_anything",
+    "vits", "speecht5", "speech_to_text", "data2vec-text", "resnet", "regnet", "mobilenet_v2", "efficientnet", "timesformer", "videomae",
+    "owlvit", "table-transformer", "rt_detr", "yolos", "dpt", "mask2former", "maskformer", "upernet", "poolformer", "levit", "cvt",
+    "pvt_v2", "bit", "swinv2", "dinov3_vit", "hiera", "ijepa", "aimv2", "siglip2", "qwen2_5_vl", "idefics3", "paligemma", "pixtral",
+    "internvl", "gemma3", "llama4_text", "glm4", "jamba", "zamba2", "mamba2", "rwkv", "bamba", "falcon_h1", "xlnet", "funnel", "big_bird",
+    "fnet", "nystromformer", "led", "pegasus", "marian", "blenderbot", "prophetnet", "umt5", "mt5", "switch_transformers", "biogpt",
+    "xglm", "codegen", "gpt_neo", "gpt_bigcode", "mpt", "persimmon", "cohere", "patchtst", "patchtsmixer", "informer", "autoformer",
+    "time_series_transformer", "timesfm", "encodec", "dac", "mimi", "musicgen", "bark", "univnet",
+)  # fmt: skip
 
 
 def names(every: bool) -> list[str]:
@@ -81,6 +119,13 @@ def names(every: bool) -> list[str]:
     both = sorted(hf, key=_mixed), sorted(found, key=_mixed)
     merged = [n for pair in zip(*both, strict=False) for n in pair]
     return merged + [n for n in (*both[0], *both[1]) if n not in set(merged)]
+
+
+def used_first(chosen: Sequence[str]) -> list[str]:
+    """Well-known models first, timm's families between them."""
+    known, images = [f"hf:{n}" for n in USED if f"hf:{n}" in set(chosen)], [n for n in chosen if n.startswith("timm:")]
+    pairs = [n for pair in zip(known, images, strict=False) for n in pair]
+    return [*dict.fromkeys([*pairs, *known, *chosen])]
 
 
 def _size(name: str) -> tuple[int, int, str]:
@@ -355,67 +400,28 @@ def build(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     raise NotBuilt(why)
 
 
-# ---------------------------------------------------------------- comparing
-
-
-def leaves(value: Any, at: str = "", depth: int = 12) -> Iterator[tuple[str, Any]]:
-    """Tensors and plain values in results, caches and output objects."""
-    if isinstance(value, (torch.Tensor, int, float, str, bool, type(None))):
-        yield at, value
-    elif depth == 0:
-        return
-    elif isinstance(value, dict) or hasattr(value, "items"):
-        for k, v in value.items():
-            yield from leaves(v, f"{at}.{k}", depth - 1)
-    elif isinstance(value, (list, tuple)):
-        for i, v in enumerate(value):
-            yield from leaves(v, f"{at}[{i}]", depth - 1)
-    elif hasattr(value, "__dict__") and not isinstance(value, type) and not hasattr(value, "to_diff_dict") and not callable(value):
-        for k, v in vars(value).items():
-            yield from leaves(v, f"{at}.{k}", depth - 1)
-
-
-def difference(got: Any, want: Any, relative: float, absolute: float) -> str:
-    """Where two results differ, "" where they do not."""
-    a, b = list(leaves(got)), list(leaves(want))
-    if type(got) is not type(want):
-        return f"type {type(got).__name__}, eager {type(want).__name__}"
-    if [p for p, _ in a] != [p for p, _ in b]:
-        odd = {p for p, _ in a} ^ {p for p, _ in b}
-        return f"other parts: {sorted(odd)[:4]}"
-    for (place, x), (_, y) in zip(a, b, strict=True):
-        if isinstance(y, torch.Tensor):
-            if not isinstance(x, torch.Tensor) or x.shape != y.shape or x.dtype != y.dtype or x.requires_grad != y.requires_grad:
-                return f"{place}: {getattr(x, 'shape', x)} {getattr(x, 'dtype', '')}, eager {tuple(y.shape)} {y.dtype}"
-            if not torch.allclose(x, y, rtol=relative, atol=absolute, equal_nan=True):
-                gap = (x.double() - y.double()).abs().max().item() if not x.is_complex() else (x - y).abs().max().item()
-                return f"{place}: differs by {gap:.3g}, eager's maximum {y.abs().max().item():.3g}"
-        elif type(x) is not type(y) or (x != y and not (x != x and y != y)):
-            return f"{place}: {x!r}, eager {y!r}"
-    return ""
-
-
 # ---------------------------------------------------------------- one case
 
 
-def run_case(name: str, road: str) -> Row:
-    """Build, run eagerly twice, compile, run compiled twice, compare."""
+def run_case(case: Case, stack: ExitStack) -> Row:
+    """Build, run eagerly twice, compile, run compiled twice, compare. `stack` ends with the process."""
     import torchsmith
     from torchsmith.debug.explain import explanation
     from torchsmith.events import recording
 
     torchvision_models()
     warnings.simplefilter("ignore")
-    row: Row = {"name": name, "road": road}
+    name, road, dtype = case.name, case.road, DTYPES[case.dtype]
+    row: Row = {"name": name, "road": case.way}
     start = time.perf_counter()
     try:
         model, kwargs = build(name) if road != "generate" else generator(name)
     except NotBuilt as why:
         return {**row, "status": "not built", "why": str(why)}
-    if road.startswith("cuda"):
-        torch.backends.cudnn.allow_tf32 = False
-        model = model.cuda()
-        kwargs = tree_map(lambda v: v.cuda() if isinstance(v, torch.Tensor) else v, kwargs)
+    torch.backends.cudnn.allow_tf32 = False
+    device = "cpu" if case.device == "fake" else case.device
+    model = model._apply(lambda t: t.to(device, dtype) if t.is_floating_point() else t.to(device))
+    kwargs = tree_map(lambda v: v.to(device, dtype if v.is_floating_point() else None) if isinstance(v, torch.Tensor) else v, kwargs)
     row |= {"parameters": sum(p.numel() for p in model.parameters()), "build_s": time.perf_counter() - start, "inputs": list(kwargs)}
     if road == "native train":
         if row["parameters"] > MOST_TRAINED:
@@ -424,10 +430,14 @@ def run_case(name: str, road: str) -> Row:
     relative, absolute = ROADS[road]
     run = RUNS[road]
     row["class"] = type(model).__name__
+    if case.device == "fake":
+        without_dropout(model)
+    texts = pretend_device(stack) if case.device == "fake" else []
     start = time.perf_counter()
     want = run(model, model.forward, kwargs)
     row["eager_s"] = time.perf_counter() - start
-    if difference(run(model, model.forward, kwargs), want, relative, absolute):
+    again = run(model, model.forward, kwargs)
+    if is_random(again, want) if case.is_judged else difference(again, want, relative, absolute):
         return {**row, "status": "random", "why": "eager gives another result when called again with the same seed"}
     compiled = torchsmith.compile(model.forward, **({} if road in NATIVE else {"backend": "eager"}))
     start = time.perf_counter()
@@ -436,22 +446,77 @@ def run_case(name: str, road: str) -> Row:
             got = run(model, compiled, kwargs)
             row["first_s"] = time.perf_counter() - start
             again = run(model, compiled, kwargs)
-            if road == "native train":
-                why = trained_difference(model, kwargs, [got, again], want)
+            row["second_s"] = time.perf_counter() - start - row["first_s"]
+            seen = explanation(events)  # not of what is compiled to judge
+            if case.is_judged:
+                why = wrong(model, kwargs, [got, again], want, run, dtype, "[1]" if road == "native train" else None)
             else:
                 why = difference(got, want, relative, absolute) or difference(again, want, relative, absolute)
             row |= {"status": "wrong" if why else "right", "why": why}
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             row |= {"status": "raises", "why": f"{type(error).__name__}: {str(error)[:300]} ({Path(at.filename).name}:{at.lineno})"}
-    seen = explanation(events)
-    row["second_s"] = time.perf_counter() - start - row.get("first_s", 0.0)
+            seen = explanation(events)
     row["capture_s"] = seen.times.get("capture", (0.0, 0.0))[1]
+    row["stages"] = {k: round(wall, 2) for k, (wall, _) in seen.times.items() if wall > 0.2}
     row |= {"graphs": seen.graph_count, "operators": seen.op_count, "kernels": seen.kernel_count}
     row["recompiles"] = sum(e.kind == "recompile" for e in events)
     row["breaks"] = [[r.code, short(r.loc), r.detail[:200]] for r in seen.breaks]
     row["fallbacks"] = [[r.code, short(r.loc), r.detail[:200]] for r in seen.fallbacks]
+    row["calls"] = dict(Counter(c for g in seen.graphs for c in (*g.externs, *(g.backward.externs if g.backward else ()))))
+    if texts:
+        row |= made_of(texts)
     return row
+
+
+def is_random(again: Any, want: Any) -> bool:
+    """More than an order of additions explains."""
+    scale = max((size_of(x) for _, x in leaves(want) if isinstance(x, torch.Tensor)), default=0.0)
+    return bool(difference(again, want, 5e-2, 5e-2 * scale))
+
+
+def pretend_device(stack: ExitStack) -> list[str]:
+    """From here on tensors of the processor are those of a GPU; gives the Triton texts of what is compiled, as they come."""
+    import fuzz
+    import pretend
+    import unoptimized
+
+    from torchsmith.emit.triton import print_triton
+    from torchsmith.ir.kernel import Kernel
+    from torchsmith.schedule.blocks import form_blocks
+
+    texts: list[str] = []
+
+    def form(program: Any, options: Any, decided: Any) -> Any:
+        texts.extend(print_triton(k) for k in form_blocks(program, options, decided).body if isinstance(k, Kernel))
+        return pretend.form(program, options, decided)
+
+    fuzz.prepared("fake", stack, form)
+    unoptimized.use(stack)
+    tools = pretend.toolchain()
+    stack.enter_context(patch.object(pretend, "toolchain", lambda: replace(tools, flags=(*tools.flags, "-O0"))))
+    return texts
+
+
+def made_of(texts: Sequence[str]) -> Row:
+    """What becomes of Triton texts for sm_90: how many there are, those that are refused, those whose registers spill."""
+    from machine_code import spilled
+
+    from torchsmith.codes import Unsupported
+    from torchsmith.options import Options
+    from torchsmith.runtime.cubins import compile_images
+
+    start, refused, spills = time.perf_counter(), list[str](), dict[str, int]()
+    for text in dict.fromkeys(texts):
+        try:
+            (image,) = compile_images([text], 90, Options())
+        except Unsupported as why:
+            refused.append(f"{why.detail[-300:]}\n{text}")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            if many := spilled(image.ptx, Path(folder)):
+                spills[image.symbol] = many
+    return {"texts": len(set(texts)), "refused": refused, "spills": spills, "texts_s": time.perf_counter() - start}
 
 
 def short(loc: str) -> str:
@@ -495,85 +560,13 @@ def move_vectors(model: torch.nn.Module) -> None:
                 p.add_(torch.randn(p.shape, generator=numbers), alpha=0.2)
 
 
-class DrawsInFloat32(TorchDispatchMode):
-    """Random numbers of float64 are those of float32."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
-        single = [a.float() if isinstance(a, torch.Tensor) and a.dtype == torch.float64 else a for a in args]
-        made = func(*single, **{k: torch.float32 if v == torch.float64 else v for k, v in kwargs.items()})
-        if func._schema.name.endswith("_"):
-            return args[0].copy_(made)
-        double = kwargs.get("dtype") == torch.float64 or any(a is not b for a, b in zip(args, single, strict=True))
-        return tree_map(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == torch.float32 and double else v, made)
-
-
-def as_doubles(value: Any) -> Any:
-    return tree_map(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == torch.float32 else v, value)
-
-
-def gap(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference; where both are NaN or the same infinity there is none, where one is infinite."""
-    kind = torch.complex128 if b.is_complex() else torch.float64
-    apart = (a.to(kind) - b.to(kind)).abs().where((a != b) & ~(a.isnan() & b.isnan()), 0.0)
-    return float(apart.nan_to_num(nan=torch.inf).max()) if b.numel() else 0.0
-
-
-def trained_difference(model: torch.nn.Module, kwargs: dict[str, Any], results: list[Any], want: Any) -> str:
-    """Where one of the results of `backward` is wrong, "" where none is; `want` is eager's."""
-    import torchsmith
-
-    for got in results:  # everything but the values of floats
-        why = difference(tree_map(_without_values, got), tree_map(_without_values, want), 0.0, 0.0)
-        if why:
-            return why
-    doubles = copy.deepcopy(model).double()
-    try:
-        with DrawsInFloat32(), _by_definition():
-            exact = backward(doubles, doubles.forward, as_doubles(kwargs))
-    except Exception:  # a dtype is written in the model
-        return next(filter(None, (difference(got, want, 1e-2, 1e-2) for got in results)), "")
-    torch.manual_seed(4)
-    near = [want, backward(model, model.forward, tree_map(_moved, kwargs))]
-    steep = max((float(g.abs().max().nan_to_num(posinf=0.0)) for g in exact[1].values() if g is not None and g.numel()), default=0.0)
-    noisy = False
-    parts = [(place, x) for place, x in leaves(exact) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()]
-    for place, x in parts:
-        others = [gap(dict(leaves(r))[place], x) for r in near]
-        size = float(x.abs().max().nan_to_num(posinf=0.0))
-        noisy |= max(others) > 1e-3 * (size + 1e-3 * steep)
-        for got in results if max(others) < 0.1 * size else ():
-            here = gap(dict(leaves(got))[place], x)
-            if not here <= 8 * max(others) + 1e-5 * size + 1e-6 * steep:
-                return f"{place}: {here:.3g} from float64, eager {others[0]:.3g}, moved {others[1]:.3g}, maximum {size:.3g}"
-    if noisy:
-        with _by_definition():
-            want64 = backward(doubles, doubles.forward, as_doubles(kwargs))
-            moved64 = dict(leaves(backward(doubles, doubles.forward, tree_map(_moved, as_doubles(kwargs)))))
-        got64 = dict(leaves(backward(doubles, torchsmith.compile(doubles.forward), as_doubles(kwargs))))
-        for place, x in leaves(want64):
-            if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel():
-                size = float(x.abs().max().nan_to_num(posinf=0.0))
-                if not gap(got64[place], x) <= 1e-6 * size + 1e-9 * steep + 8 * gap(moved64[place], x):
-                    return f"float64: {place}: differs by {gap(got64[place], x):.3g}, eager's maximum {size:.3g}"
-    return ""
-
-
-def _by_definition() -> Any:
-    """Attention without torch's kernel, which reads a mask of float32 beside float64 as if it were float64."""
-    return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-
-
-def _moved(value: Any) -> Any:
-    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value * (1 + torch.finfo(value.dtype).eps * torch.randn_like(value)) if is_float else value
-
-
-def _without_values(value: Any) -> Any:
-    is_float = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-    return torch.zeros_like(value) if is_float else value
+def without_dropout(model: torch.nn.Module) -> None:
+    """Nothing is drawn: rates are 0, also those that modules and their configurations keep as numbers."""
+    for m in model.modules():
+        for where in (m, getattr(m, "config", None)):
+            rates = [k for k, v in vars(where).items() if isinstance(v, float) and ("drop" in k or k == "p")] if where is not None else []
+            for k in rates:
+                setattr(where, k, 0.0)
 
 
 def generator(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -624,58 +617,75 @@ def generate(model: Any, call: Callable[..., Any], kwargs: dict[str, Any]) -> An
 
 
 RUNS: dict[str, Callable[..., Any]] = {
-    "capture": forward, "native": forward, "train": backward, "generate": generate, "cuda": forward, "cuda train": backward,
-    "native train": backward,
+    "capture": forward, "native": forward, "train": backward, "generate": generate, "native train": backward,
 }  # fmt: skip
 
 # ---------------------------------------------------------------- the pool
 
 
-def run_all(cases: list[tuple[str, str]], jobs: int, limit: float, done: Callable[[Row], None]) -> None:
-    """Each case in a forked process: what this process has imported is there already."""
+def cases_of(chosen: Sequence[str], road: str, device: str, dtypes: Sequence[str], train_every: int) -> list[Case]:
+    """Each model in one of the dtypes, each of them equally often; then in the others."""
+    found = []
+    for turn in range(len(dtypes)):
+        for k, name in enumerate(chosen):
+            case = Case(name, road, device, dtypes[(k + turn) % len(dtypes)])
+            found.append(case)
+            if train_every and (k + turn) % train_every == 0:
+                found.append(case._replace(road="native train"))
+    return found
+
+
+def run_all(cases: Sequence[Case], jobs: int, limit: float, end: float, done: Callable[[Row], None]) -> None:
+    """Each case in a forked process: what this process has imported is there already. At the `end` those that run are given up."""
     waiting, running = list(cases), {}
     with tempfile.TemporaryDirectory() as folder:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                name, road = waiting.pop(0)
+        while running or (waiting and time.monotonic() < end):
+            while waiting and len(running) < jobs and time.monotonic() < end:
+                case = waiting.pop(0)
                 out = Path(folder) / f"{len(waiting)}.json"
                 pid = os.fork()
                 if pid == 0:
-                    _child(name, road, out)
-                running[pid] = name, road, out, time.monotonic()
+                    _child(case, out)
+                with suppress(ProcessLookupError, PermissionError):  # the one of us that is first
+                    os.setpgid(pid, pid)
+                running[pid] = case, out, time.monotonic()
             time.sleep(0.05)
-            for pid, (name, road, out, begun) in list(running.items()):
-                over = time.monotonic() - begun > limit
+            for pid, (case, out, begun) in list(running.items()):
+                over = time.monotonic() > min(begun + limit, end)
                 if over:
-                    os.kill(pid, signal.SIGKILL)
+                    os.killpg(pid, signal.SIGKILL)  # what compiles for it, too
                 ended, status = os.waitpid(pid, 0 if over else os.WNOHANG)
                 if not ended:
                     continue
                 del running[pid]
-                if over:
-                    row: Row = {"name": name, "road": road, "status": "hang", "why": f"longer than {limit:.0f} s"}
-                elif out.exists():
+                head: Row = {"name": case.name, "road": case.way}
+                if out.exists():
                     row = json.loads(out.read_text())
+                elif over and time.monotonic() < begun + limit:
+                    continue
+                elif over:
+                    row = head | {"status": "hang", "why": f"longer than {limit:.0f} s"}
                 else:
-                    row = {"name": name, "road": road, "status": "crash", "why": f"ended with status {os.waitstatus_to_exitcode(status)}"}
+                    said = out.with_suffix(".err").read_text(errors="replace").strip().splitlines()[-3:]
+                    row = head | {"status": "crash", "why": f"ended with status {os.waitstatus_to_exitcode(status)}; {' / '.join(said)}"}
                 done({**row, "seconds": round(time.monotonic() - begun, 2)})
 
 
-def _child(name: str, road: str, out: Path) -> None:
+def _child(case: Case, out: Path) -> None:
     code = 1
     try:
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        if "ARCHITECTURES_DEBUG" not in os.environ:
-            os.dup2(quiet, 2)
-        try:
-            row = run_case(name, road)
-        except Exception as error:  # eager itself
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            why = f"{type(error).__name__}: {error}"[:250] + f" ({Path(at.filename).name}:{at.lineno})"
-            row = {"name": name, "road": road, "status": "not built", "why": why}
-        out.with_suffix(".part").write_text(json.dumps(row))
-        out.with_suffix(".part").rename(out)
+        os.setpgid(0, 0)
+        for to in (1, 2) if "ARCHITECTURES_DEBUG" not in os.environ else (1,):
+            os.dup2(os.open(out.with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), to)
+        with ExitStack() as stack:
+            try:
+                row = run_case(case, stack)
+            except Exception as error:  # eager itself
+                at = traceback.extract_tb(error.__traceback__)[-1]
+                why = f"{type(error).__name__}: {error}"[:250] + f" ({Path(at.filename).name}:{at.lineno})"
+                row = {"name": case.name, "road": case.way, "status": "not built", "why": why}
+            out.with_suffix(".part").write_text(json.dumps(row))
+            out.with_suffix(".part").rename(out)
         code = 0
     finally:
         os._exit(code)
@@ -690,7 +700,7 @@ def table(rows: list[Row], names_in_all: int) -> str:
     lines += ["Made by `python bench/architectures.py`, which says what is compared.", ""]
     lines += [f"- {k}: {v}" for k, v in about().items()] + [f"- names: {names_in_all} in all", ""]
     lines += ["| road | names run | built | right | wrong | crash | hang | raises | random | no break |", "|---|" + "---|" * 9]
-    for road in ROADS:
+    for road in dict.fromkeys(r["road"] for r in rows):
         mine = [r for r in rows if r["road"] == road]
         if mine:
             count = Counter(r["status"] for r in mine)
@@ -712,6 +722,7 @@ def table(rows: list[Row], names_in_all: int) -> str:
             example.setdefault(key, r["name"])
     lines += ["", "## Breaks", "", "| models | code | line | what | for example |", "|---|---|---|---|---|"]
     lines += [f"| {n} | {k[0]} | {k[1]} | {_cell(k[2])} | {example[k]} |" for k, n in counts.most_common()]
+    lines += refused(rows)
     lines += ["", "## All", ""]
     lines += ["| model | road | status | parameters | graphs | operators | breaks | eager s | first call s | capture s | why |"]
     lines += ["|---|" + "---|" * 10]
@@ -722,6 +733,24 @@ def table(rows: list[Row], names_in_all: int) -> str:
         cells += [f"{r[k]:.2f}" if k in r else "" for k in ("eager_s", "first_s", "capture_s")]
         lines.append("| " + " | ".join(map(str, cells)) + f" | {_cell(r.get('why'))} |")
     return "\n".join(lines) + "\n"
+
+
+def refused(rows: list[Row]) -> list[str]:
+    """What ran eagerly by reason, calls into torch by how many models have them, compile seconds, machine code that was refused, spills."""
+    reasons = Counter(key for r in rows for key in {(f[0], f[2][:120]) for f in r.get("fallbacks", ())})
+    calls = Counter(c for r in rows for c in r.get("calls", ()))
+    stages: Counter[str] = Counter()
+    for r in rows:
+        stages.update(r.get("stages", {}))
+    slow = sorted((r for r in rows if r["status"] == "right" and "first_s" in r), key=lambda r: -r["first_s"])[:12]
+    lines = ["", "## Not compiled", "", "| models | code | what |", "|---|---|---|"]
+    lines += [f"| {n} | {k[0]} | {_cell(k[1])} |" for k, n in reasons.most_common(60)]
+    lines += ["", "Calls into torch: " + ", ".join(f"{c} {n}" for c, n in calls.most_common(40))]
+    lines += ["", "Seconds of stages: " + ", ".join(f"{k} {s:.0f}" for k, s in stages.most_common())]
+    lines += ["", "Slowest first calls: " + ", ".join(f"{r['name']} ({r['road']}) {r['first_s']:.1f}" for r in slow)]
+    lines += [f"- refused: {r['name']} ({r['road']}): {_cell(t)}" for r in rows for t in r.get("refused", ())]
+    lines += [f"- spills: {r['name']} ({r['road']}): {k} {n} bytes" for r in rows for k, n in r.get("spills", {}).items()]
+    return lines
 
 
 def _cell(text: Any) -> str:
@@ -736,35 +765,53 @@ def main() -> int:
     p.add_argument("--road", choices=tuple(ROADS), default="capture")
     p.add_argument("--sample", type=int, default=0, metavar="N", help="the first N names (of those not run yet)")
     p.add_argument("--jobs", type=int, default=1)
+    p.add_argument("--device", choices=("cpu", "cuda", "fake"), default="cpu")
+    p.add_argument("--dtype", default="float32", help=f"one or several of {', '.join(DTYPES)}, with commas between")
+    p.add_argument("--train-every", type=int, default=0, metavar="N", help="every n-th of the road native is trained, too")
     p.add_argument("--limit", type=float, default=180, help="seconds for one model")
+    p.add_argument("--seconds", type=float, default=1e9, help="for the whole: well-known models come first then, the others are left")
     p.add_argument("--again", action="store_true", help="run rows that are there too")
     p.add_argument("--print", action="store_true", help="print rows, write nothing")
     p.add_argument("--out", type=Path, default=HERE / "results")
     args = p.parse_args()
+    end = time.monotonic() + args.seconds
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a process that has asked the driver cannot fork others that use it
+    threads = max(1, len(os.sched_getaffinity(0)) // args.jobs)
+    if args.device != "cpu":
+        os.environ["TORCHSMITH_COMPILE_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
     torchvision_models()
     import transformers
 
     import torchsmith  # noqa: F401  (each case finds it imported)
 
+    if args.device == "fake":  # the tests' driver is made once
+        sys.path += [str(HERE.parent / "tests" / "gpu"), str(HERE.parent / "tests" / "cpu")]
+        import pretend
+
+        pretend.driver()
     transformers.logging.set_verbosity_error()
     chosen = [n for n in names(args.all) if re.search(args.only, n)]
+    if args.seconds < 1e9:
+        chosen = used_first(chosen)
     if args.list:
         print("\n".join(chosen))
         return 0
     file = args.out / "architectures.json"
     rows = {(r["name"], r["road"]): r for r in (json.loads(file.read_text())["rows"] if file.exists() else [])}
-    cases = [(n, args.road) for n in chosen if args.print or args.again or (n, args.road) not in rows]
+    made = cases_of(chosen, args.road, args.device, args.dtype.split(","), args.train_every)
+    cases = [c for c in made if args.print or args.again or (c.name, c.way) not in rows]
 
     def done(row: Row) -> None:
-        brief = f"{row['status']:9} {row['seconds']:6.1f} s {len(row.get('breaks', ())):2} {row['name']}  {row.get('why', '')}"[:230]
-        print(json.dumps(row, indent=1) if args.print else brief, flush=True)
+        brief = f"{row['status']:9} {row['seconds']:6.1f} s {len(row.get('breaks', ())):2} {row['name']}  {row['road']}"
+        print(json.dumps(row, indent=1) if args.print else f"{brief}  {row.get('why', '')}"[:330], flush=True)
         if not args.print:
             rows[row["name"], row["road"]] = row
             text = json.dumps({"about": about(), "rows": list(rows.values())}, indent=0)
             file.with_suffix(".part").write_text(text)
             file.with_suffix(".part").rename(file)
 
-    run_all(cases[: args.sample or None], args.jobs, args.limit, done)
+    run_all(cases[: args.sample or None], args.jobs, args.limit, end, done)
     if not args.print:
         (args.out / "architectures.md").write_text(table(list(rows.values()), len(names(True))))
     return 0

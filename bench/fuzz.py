@@ -184,8 +184,8 @@ def foreign(doing: Callable[[str], None]) -> Fuzzer:
     return lambda seed: fuzz_foreign.compare(seed, 6)
 
 
-def prepared(device: str, stack: ExitStack) -> None:
-    """This process, ready to import the fuzzers."""
+def prepared(device: str, stack: ExitStack, former: Callable[..., Any] | None = None) -> None:
+    """This process, ready to import the fuzzers. `former`: of the kernels that the fake device runs."""
     os.environ["TORCHSMITH_FUZZ_DEVICE"] = "cpu" if device == "fake" else device
     sys.path[:0] = [str(HERE.parent / "src"), str(TESTS / "cpu"), str(TESTS / "gpu")]
     import torch
@@ -201,7 +201,7 @@ def prepared(device: str, stack: ExitStack) -> None:
         def refused(*_: Any) -> None:
             raise RuntimeError("the driver of the tests cannot record torch's own kernels")
 
-        stack.enter_context(pretend.pretending())
+        stack.enter_context(pretend.pretending(former or pretend.form))
         stack.enter_context(patch.object(host_torch, "bind", externs_torch.bind))  # the processor's operators, of any dtype
         stack.enter_context(patch.dict(host_torch.RECORDERS, {"cuda": (refused, refused)}))
 

@@ -152,3 +152,34 @@ def test_fuzzers_compile_a_library_in_one_run(monkeypatch: pytest.MonkeyPatch) -
         got = torchsmith.compile(fn, options={"force_disable_caches": True})(x, y)
     torch.testing.assert_close(got, fn(x, y))
     assert started == [gcc.cc1, gcc.assembler, gcc.linker]
+
+
+def test_results_are_held_against_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bench/doubles.py lets pass what is as near as eager; where eager says little it compiles in float64."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    doubles: Any = importlib.import_module("doubles")
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    kwargs = {"input": torch.randn(4, 8)}
+    asked = list[str]()
+
+    def run(model: Any, call: Any, kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        out = call(**kwargs).detach()
+        return {"out": out, "far": (out * 1e9).sin() if asked else out, "best": out.argmax(-1)}
+
+    def why(got: dict[str, torch.Tensor]) -> str:
+        return doubles.wrong(layers, kwargs, [got], run(layers, layers.forward, kwargs), run, torch.float32)
+
+    def compile_wrongly(fn: Any) -> Any:
+        return lambda **kwargs: fn(**kwargs) + 1e-3
+
+    good = run(layers, layers.forward, kwargs)
+    assert why(good) == "" and why(good | {"out": good["out"] * (1 + 1e-6)}) == ""
+    assert why(good | {"out": good["out"] + 1e-3}).startswith(".out: 0.001 from float64")
+    assert why(good | {"best": good["best"].int()}).startswith(".best: ((4,), torch.int32")
+    assert why(good | {"best": good["best"] + 1}) == ""  # the same model in float64 gives eager's
+    monkeypatch.setattr(torchsmith, "compile", compile_wrongly)
+    assert why(good) == ""
+    assert why(good | {"best": good["best"] + 1}).startswith("float64: .out: differs by 0.001")
+    asked.append("a result that rounding moves by all that it is")
+    assert why(run(layers, layers.forward, kwargs)).startswith("float64: .out")

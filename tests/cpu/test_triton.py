@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ if importlib.util.find_spec("triton") is None:
 
 from graph_harness import graph_of
 from lower_harness import to_array
+from machine_code import spilled
 from triton_harness import CUDA, check_triton, run_triton, scheduled_of, texts_of
 
 import torchsmith
@@ -272,7 +272,6 @@ def test_every_function_has_a_text():
             compile(text, called, "exec")
 
 
-BIN = Path(importlib.util.find_spec("triton").origin).parent / "backends" / "nvidia" / "bin"
 MACHINE = ("sin(cos)", "sums", "softmax", "layer norm", "transposed", "scans", "scatter", "max pool")
 
 
@@ -289,19 +288,6 @@ def test_names():
     assert names(lambda x: (x @ x).relu(), large)[-1].startswith("tsk_dot")
     (one,), (same,) = (texts_of(scheduled_of(fn, (x,))[0]) for fn in (lambda x: x.tanh() * 2, lambda a: torch.tanh_(a.clone()).mul(2)))
     assert one == same
-
-
-def spilled(ptx: bytes, folder: Path) -> int:
-    """Bytes that registers spill, as the assembler that takes this version of PTX says."""
-    source = folder / "kernel.ptx"
-    source.write_bytes(ptx)
-    (chip,) = re.findall(rb"^\.target (\w+)", ptx, re.M)
-    for ptxas in BIN.glob("ptxas*"):
-        command = [ptxas, "-v", f"--gpu-name={chip.decode()}", source, "-o", folder / "out"]
-        said = subprocess.run(command, check=False, capture_output=True, text=True)
-        if said.returncode == 0:
-            return sum(map(int, re.findall(r"(\d+) bytes spill", said.stderr)))
-    raise AssertionError(said.stderr)
 
 
 @pytest.mark.parametrize("arch", [80, 90])
