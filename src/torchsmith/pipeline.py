@@ -383,8 +383,7 @@ def as_writing(call: Call, numbers: Sequence[int], results: int) -> Call:
 
 def as_in_eager(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph, inputs: Sequence[Any]) -> Call:
     """`call` of `fg`, which knows values only, whose results are to autograd and inference mode what those of `gm` are."""
-    if gm.meta.get("spent"):
-        call = as_spent(call, gm.meta["spent"])
+    call = as_spent(call, gm)
     call = as_cut_off(call, gm, fg, any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs))
     return under_inference(gm.meta.get("inference"), call)
 
@@ -401,8 +400,11 @@ def under_inference(mode: bool | None, call: Call) -> Call:
     return made
 
 
-def as_spent(call: Call, numbers: Sequence[int]) -> Call:
-    """`call`, whose results of these numbers require grad as eager's do: going back from them is the same error as there."""
+def as_spent(call: Call, gm: torch.fx.GraphModule) -> Call:
+    """`call`, whose results that a backward pass of `gm` has used up require grad as eager's do: going back from them is its error."""
+    numbers = gm.meta.get("spent", ())
+    if not numbers:
+        return call
 
     def spent(*inputs: Any) -> Sequence[Any]:
         outs = list(call(*inputs))
@@ -481,7 +483,7 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
     externs = tuple(e.op for e in manifest.externs)
     report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, tuple(e.loc for e in manifest.externs),
                     peak=manifest.peak)  # fmt: skip
-    call = under_inference(gm.meta.get("inference"), attached)
+    call = under_inference(gm.meta.get("inference"), as_spent(attached, gm))
     return Compiled(call, (*facts.guards, *facts.late), report)
 
 

@@ -281,6 +281,190 @@ def test_derivatives_of_derivatives_of_what_writes(name: str) -> None:
     same(model, twin)
 
 
+class Forces(nn.Module):
+    """Energy, forces and virial of a set of atoms: the gradient is taken inside, and trained through outside."""
+
+    def __init__(self, says_so: bool = False) -> None:
+        super().__init__()
+        self.kind, self.filter, self.says_so = nn.Embedding(4, 8), nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)), says_so
+        self.out = nn.Sequential(nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 1))
+        self.register_buffer("centre", torch.linspace(0, 4, 8))
+
+    def forward(self, kind: Tensor, at: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.says_so:
+            at.requires_grad_()
+        strain = torch.zeros(3, 3, requires_grad=True)
+        moved = at + at @ (strain + strain.T) / 2
+        d = (moved[j] - moved[i]).norm(dim=-1)
+        near = torch.exp(-((d[:, None] - self.centre) ** 2)) * (0.5 * (torch.cos(d * 0.6) + 1) * (d < 5))[:, None]
+        x = self.kind(kind)
+        x = x + torch.zeros_like(x).index_add(0, i, x[j] * self.filter(near))
+        energy = self.out(x).sum()
+        force, virial = torch.autograd.grad(energy, [at, strain], create_graph=self.training)
+        return energy, -force, -virial
+
+
+def atoms(seed: int, count: int = 6) -> tuple[Tensor, ...]:
+    torch.manual_seed(seed)
+    i, j = torch.triu_indices(count, count, 1)
+    return torch.randint(0, 4, (count,)), torch.randn(count, 3) * 2, torch.cat([i, j]), torch.cat([j, i])
+
+
+@pytest.mark.parametrize("says_so", [False, True])
+def test_training_on_forces(says_so: bool) -> None:
+    """autograd.grad(create_graph=True) inside, whose results carry gradients: forward and both derivatives are compiled, for any number of
+    atoms, whether the caller or the function says that positions require grad."""
+    model, twin = both(lambda: Forces(says_so))
+    run = torchsmith.compile(model, fullgraph=True)
+    with recording() as got:
+        for count in (6, 7, 8):
+            rows = []
+            for net, m in ((run, model), (twin, twin)):
+                args = atoms(count, count)
+                args[1].requires_grad_(not says_so)
+                m.zero_grad()
+                out = net(*args)
+                sum(t.square().sum() for t in out).backward()
+                rows.append((*out, args[1].grad, args[1].requires_grad))
+            torch.testing.assert_close(*rows)
+            same(model, twin)
+    roads = [e.fields["report"].road for e in got if e.kind == "graph"]
+    assert len(roads) <= 2 and set(roads) == {"native"} and not any(e.kind == "fallback" for e in got)
+    model.eval(), twin.eval()
+    (args := atoms(1))[1].requires_grad_()
+    torch.testing.assert_close(run(*args), twin(*args))
+
+
+def residual(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    u = torch.tanh(x[:, None] * w) @ v
+    (first,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    return (first + 0.1 * second - u).square().mean()
+
+
+def adapted(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    for _ in range(2):
+        a, b = torch.autograd.grad((torch.sin(x[:, None] * w) @ v).square().mean(), [w, v], create_graph=True)
+        w, v = w - 0.1 * a, v - 0.1 * b
+    return (torch.sin(x[:, None] * w) @ v).square().mean()
+
+
+def used_up(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of two results the graph of the first is spent."""
+    u = (torch.tanh(x[:, None] * w) @ v).sum()
+    (g,) = torch.autograd.grad(u, x)
+    return u, g, (g[:, None] * w).sum()
+
+
+def kept(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    u = (torch.tanh(x[:, None] * w) @ v).sum()
+    u.backward(retain_graph=True)
+    return u * 2
+
+
+def with_a_hook(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    h = x[:, None] * w
+    h.register_hook(lambda g: g * 2)
+    return torch.autograd.grad((torch.tanh(h) @ v).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("fn", [residual, adapted, used_up, kept, with_a_hook], ids=lambda f: f.__name__)
+def test_gradients_inside_and_outside(fn: Any) -> None:
+    found = []
+    for call in (fn, compiled_natively(fn)):
+        torch.manual_seed(2)
+        args = [torch.randn(*n, requires_grad=True) for n in ((5,), (4,), (4,))]
+        out = call(*args)
+        out = out if isinstance(out, tuple) else (out,)
+        out[-1].sum().backward(retain_graph=True)
+        rows = [*out, *[t.requires_grad for t in out], *[None if t.grad is None else t.grad.clone() for t in args]]
+        if fn is used_up:
+            with pytest.raises(RuntimeError, match="second time"):
+                out[0].backward()
+        else:  # once more, as what can be differentiated
+            (again,) = torch.autograd.grad(out[-1].square().sum(), args[1], create_graph=True)
+            rows.append(torch.autograd.grad(again.sum(), args[2])[0])
+        found.append(rows)
+    torch.testing.assert_close(*found)
+
+
+def test_an_input_told_to_require_grad() -> None:
+    """Told before anything reads it, it is part of the graph; afterwards, or told the contrary, it is a break. A call that fails tells it
+    as eager does."""
+    def first(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        x.requires_grad_()
+        return (x @ w).sin().sum(), x[0], x.t()
+
+    def after(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = x * w.sum()
+        x.requires_grad_()
+        return ((x @ w + y).sin().sum(),)
+
+    def back(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        x.requires_grad_()
+        y = (x @ w).sum()
+        x.requires_grad_(False)
+        return (y,)
+
+    def fails(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = torch.linalg.cholesky(w)
+        x.requires_grad_()
+        return ((x @ y).sum(),)
+
+    w = torch.randn(4, 4, requires_grad=True)
+    for fn, breaks in ((first, []), (after, ["CAP026"]), (back, ["CAP026", "CAP026"]), (fails, [])):
+        found = []
+        with recording() as got:
+            for call in (fn, torchsmith.compile(fn)):
+                w.grad, x = None, torch.ones(4, 4)
+                rows: list[Any] = []
+                try:
+                    out = call(x, w)
+                    sum(t.sum() for t in out).backward()
+                    rows = [*out, w.grad]
+                except RuntimeError as error:
+                    rows = [type(error)]
+                found.append([*rows, x.grad, x.requires_grad])
+        assert [e.fields["code"] for e in got if e.kind == "graph_break"] == breaks, fn.__name__
+        torch.testing.assert_close(*found, msg=lambda m, n=fn.__name__: f"{n}: {m}") if fn is not fails else None
+        assert fn is not fails or found[0] == found[1]
+
+
+def test_a_repeated_graph_is_not_captured_again() -> None:
+    """The derivative of a derivative reaches back over a break: the first graph is repeated, once for each pass, in a function that the
+    frame hook watches."""
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * w.sum()
+        torchsmith.compiler.graph_break()
+        e = (x @ w * y * 0.1).tanh().sum()
+        (g,) = torch.autograd.grad(e, w, create_graph=True)
+        return e, g
+
+    found = []
+    with recording() as got:
+        for call in (fn, torchsmith.compile(fn)):
+            torch.manual_seed(0)
+            x, w = torch.rand(5, 4), torch.rand(4, 4, requires_grad=True)
+            e, g = call(x, w)
+            (e + g.sum()).backward()
+            found.append((e, g, w.grad))
+    torch.testing.assert_close(*found)
+    assert sum(e.kind == "graph" for e in got) <= 2 and sum(e.fields.get("code") == "AUT006" for e in got) <= 2
+
+
+def test_derivatives_of_derivatives_where_one_input_is_made_of_another() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(x * y)
+
+    found = []
+    for call in (fn, torchsmith.compile(fn)):
+        x = torch.arange(4.0, requires_grad=True)
+        (g,) = torch.autograd.grad(call(x, x * 2).sum(), x, create_graph=True)
+        found.append((g, torch.autograd.grad(g.square().sum(), x)[0]))
+    torch.testing.assert_close(*found)
+
+
 def test_a_repetition_of_other_inputs_is_refused() -> None:
     def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return torch.tanh(x @ w + b)

@@ -79,6 +79,7 @@ class Attached:
         # views that the program cut off (detach, .data): made anew of an input they would carry its gradient
         rows = zip(joint.outputs.results, joint.outs, strict=True)
         self.cut_off = tuple(k for k, (row, t) in enumerate(rows) if isinstance(row, ViewOf) and not t.requires_grad)
+        self.switched = tuple(i for i in cut.leaves if i in joint.switched)
         self.said_partly = False
         self.passes: dict[tuple[tuple[int, ...], Orders], Pass] = {}
         slots = cut.backward.slots
@@ -98,10 +99,20 @@ class Attached:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         own = self.turns_on and not torch.is_grad_enabled()
         with torch.enable_grad() if own else _AS_IT_IS:
+            if not torch.is_grad_enabled():
+                with contextlib.suppress(NotRun):
+                    return tuple(self.forward(*inputs)[: self.cut.shown])
+                return tuple(self.repeat(*inputs))
+            told = [inputs[i] for i in self.switched]
             try:
-                return self._attached(inputs) if torch.is_grad_enabled() else tuple(self.forward(*inputs)[: self.cut.shown])
-            except NotRun:
-                pass
+                for t in told:
+                    t.requires_grad_()
+                return self._attached(inputs)
+            except BaseException as error:
+                for t in told:
+                    t.requires_grad_(False)
+                if type(error) is not NotRun:
+                    raise
             return tuple(self.repeat(*inputs))
 
     def _attached(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -243,6 +254,8 @@ class Attached:
                 inputs = list(ctx.inputs)
                 for i in self.cut.written:  # the repetition writes to copies, which begin as the inputs did if the results follow from that
                     inputs[i] = _copy(inputs[i], kept.get(self.cut.old.get(i, -1)))
+                for i in set(self.cut.leaves).difference(self.cut.written):  # one may be made of another, outside of the graph
+                    inputs[i] = torch.ops.aten.alias.default(inputs[i])
                 outs = self.repeat(*inputs)
         finally:
             if now is not None:

@@ -21,7 +21,7 @@ from torch import fx
 
 from ..codes import Unsupported
 from ..graph.canonical import emit_graph
-from ..graph.functionalise import Recording, goes_backwards, run_captured, traced
+from ..graph.functionalise import Recording, run_captured, traced
 from ..graph.layout import is_dense
 from ..graph.outputs import FreshNode, InputNumber, Outputs, ViewOf, describe_outputs
 from ..graph.schema import draws, may_draw
@@ -96,14 +96,15 @@ class Joint:
         self, gm: fx.GraphModule, facts: SizeFacts, budget: float = 1.0,
         kept_format: Callable[[TensorSpec], TensorSpec | None] | None = None,
     ) -> None:  # fmt: skip
-        if goes_backwards(gm):
-            raise Unsupported("AUT001", detail="backward() inside, and gradients asked for outside")
         self.facts, self.rec = facts, Recording(facts, alive=True)
         weakref.finalize(self, _forget, self.rec.roots).atexit = False
         self.outs, self.outputs = traced(self.rec, lambda: self._forward(gm))
         rec = self.rec
         self.border, self.n_inputs = len(rec.nodes), len(rec.inputs)
+        self.spent: tuple[int, ...] = gm.meta.get("spent", ())  # results that a backward pass of the program itself has used up
         self.leaves = tuple(i for i, t in enumerate(rec.inputs) if isinstance(t, torch.Tensor) and t.requires_grad)
+        came = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+        self.switched = frozenset(i for i in self.leaves if not came[i].requires_grad)  # the program says that these require grad
         self.roots = self._roots()
         self.inner = self._inner()  # roots from which other roots follow
         self.earlier: list[Node] = rec.nodes[: self.border]
@@ -134,6 +135,8 @@ class Joint:
         """Fresh results that require grad, and such parts of memory that is no result itself, each tensor once."""
         found: dict[int, int] = {}
         for k, (row, t) in enumerate(zip(self.outputs.results, self.outs, strict=True)):
+            if k in self.spent and isinstance(row, FreshNode):
+                continue
             if isinstance(row, (FreshNode, ViewOf)) and t.requires_grad and (isinstance(row, FreshNode) or row.apart):
                 if t.is_leaf:  # its gradient goes into its own `grad`
                     raise Unsupported("AUT001", at=self.facts.loc, detail="a leaf that is made inside and returned")

@@ -23,7 +23,7 @@ from ..graph.functionalise import functionalise
 from ..graph.sizes import SizeFacts
 from ..graph.spec import FunctionalGraph
 from ..options import Options
-from ..pipeline import Compiled, Report, as_in_eager, run_captured, under_inference
+from ..pipeline import Compiled, Report, as_in_eager, as_spent, run_captured, under_inference
 from ..runtime.draws import generator_states, put_back
 from .registry import Choice, with_versions
 from .watch import Call, of_captured, of_functional, said, watched
@@ -58,7 +58,7 @@ def compile_by(
             )  # fmt: skip
             if facts.symbols:  # what its compilation assumes of sizes has to be guarded
                 attached.prepare()
-            call = under_inference(gm.meta.get("inference"), attached)
+            call = under_inference(gm.meta.get("inference"), as_spent(attached, gm))
         return Compiled(call, (*facts.guards, *facts.late), report)
     except Unsupported as why:
         if why.code == "BCK003":  # the runtime's own failure

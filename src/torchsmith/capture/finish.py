@@ -818,6 +818,11 @@ class _Graph(_LazyGraphModule):  # type: ignore[misc]
         self.real_recompile()
         return self.forward(*args, **kwargs)
 
+    def _real_recompile(self) -> Any:
+        made = super()._real_recompile()
+        policy.SKIPPED.add(type(self).forward.__code__)  # met by the frame hook it would be captured again, and that graph again
+        return made
+
     forward = _lazy_forward
 
 

@@ -43,6 +43,7 @@ class Gradients:
         self.retained: list[tuple[Tensor, int]] = []  # own tensors that keep their gradient, and where they were told so
         self.stale: set[int] = set()  # those that autograd knew with their old memory
         self.switched: list[Any] = []  # Infos of inputs of which the program said whether they require grad
+        self.read_before: set[int] = set()  # ids of those that operators had read until then
         self.switched_at = -1  # the outermost frame's instruction where it first did
 
     # ------------------------------------------------------------ .grad
@@ -184,7 +185,7 @@ class Gradients:
         autograd has outside is of the inputs as they came."""
         if self.moved and results:
             self._reached(results, is_end=True)
-        if self.switched and (results or any(i.is_differentiated for i in self.switched)):
+        if any(i.is_differentiated for i in self.switched) or (results and not all(self._is_told_first(i) for i in self.switched)):
             error = Unsupported("CAP026", at=self.m.loc(), detail="requires_grad of an input, where results require grad")
             error.step = self.switched_at
             raise error
@@ -192,6 +193,10 @@ class Gradients:
             info.tensor.requires_grad_(info.real.requires_grad)
 
     # ------------------------------------------------------------ .requires_grad
+
+    def _is_told_first(self, info: Any) -> bool:
+        """Does the input require grad from before anything reads it? Then autograd may be told so before the graph runs."""
+        return info.tensor.requires_grad and not info.real.requires_grad and id(info) not in self.read_before
 
     def switch(self, info: Any) -> None:
         """The program is about to say whether an input requires grad. It is told so when the program is done."""
@@ -203,6 +208,8 @@ class Gradients:
         m.stamps.need_autograd()
         if not info.switched:
             info.switched = True
+            if info.node.users:
+                self.read_before.add(id(info))
             self.switched.append(info)
         self.moves += 1
         if self.switched_at < 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
@@ -55,7 +56,7 @@ def is_of_machine(fn: Any) -> bool:
 
 
 SUBSTITUTED: dict[Any, Any] = {}  # what compiler.substitute_in_graph was told: function -> the Python function that stands for it
-SKIPPED: set[types.CodeType] = set()  # code that compiler.disable(recursive=False) keeps from the frame hook; what it calls is compiled
+SKIPPED: weakref.WeakSet[types.CodeType] = weakref.WeakSet()  # kept from the frame hook (compiler.disable(recursive=False)); what it calls is compiled
 EXPORT_FRAME = "<torchsmith export>"  # file name of the function that calls an exported module
 
 
