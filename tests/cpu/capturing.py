@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchsmith.capture import guards as gd
+from torchsmith.capture.asked import Asked
 from torchsmith.capture.captured import Captured
 from torchsmith.capture.start import capture
 
@@ -32,7 +33,7 @@ class Run:
 
     def __init__(self, fn: Any, *args: Any, dynamic: bool | None = None, **kwargs: Any) -> None:
         self.fn, args = entry(fn, args)
-        self.captured: Captured = capture(self.fn, args, kwargs, dynamic=dynamic)
+        self.captured: Captured = capture(self.fn, args, kwargs, Asked(dynamic=dynamic))
         bad = self.failing(*args, entered=True, **kwargs)
         assert bad is None, f"the guard is false for the call it was made from: {bad}"
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import torchsmith
 from torchsmith.capture import stamps
+from torchsmith.capture.asked import Asked
 from torchsmith.capture.start import capture
 from torchsmith.events import recording
 
@@ -195,7 +196,7 @@ PROGRAMS: dict[str, tuple[Any, int]] = {
 
 
 def described(model: nn.Module, x: torch.Tensor, stamp: bool, **options: Any) -> Any:
-    got = capture(type(model).forward, (model, x), {}, stamps=stamp, **options)
+    got = capture(type(model).forward, (model, x), {}, Asked(stamps=stamp, **options))
     rows = [(str(g.source), g.kind, repr(g.value) if g.kind != "identity" else id(g.value), g.loc) for g in got.guards]
     locs = [(n.name, n.meta.get("loc"), n.meta.get("role"), n.meta.get("source")) for n in got.graph.graph.nodes]
     vals = [n.meta["val"] for n in got.graph.graph.output_node().all_input_nodes]

@@ -14,6 +14,7 @@ from ..codes import Forbidden, Unsupported
 from ..graph.sizes import print_condition
 from ..ir.expr import walk
 from . import resume
+from .asked import Asked
 from .source import ITSELF, Source, TensorProperty
 from .state import COMPILED, ConstraintViolation, State, family_of, location
 
@@ -37,10 +38,10 @@ def _capture(state: State, fn: types.FunctionType, args: tuple[Any, ...], kwargs
 
     whole_loops = state.family is not None and state.family.has_walked
     by_code = (state if state.family is None else state.family.root).hooked
-    return capture(
-        fn, args, kwargs, at=state.point, walks=state.may_walk, whole_loops=whole_loops, least=state.least_number, by_code=by_code,
-        error_mode=_ERRORS.on, **asked,
-    )  # fmt: skip
+    return capture(fn, args, kwargs, Asked(
+        at=state.point, walks=state.may_walk, whole_loops=whole_loops, least=state.least_number, by_code=by_code, error_mode=_ERRORS.on,
+        marked=state.marked, unbacked=state.unbacked, **asked,
+    ))  # fmt: skip
 
 
 # Reasons for which a frame is not split: the frame as a whole, or too much of it.
@@ -171,8 +172,8 @@ def _capture_pinned(state: State, fn: types.FunctionType, args: tuple[Any, ...],
         try:
             captured = _capture(
                 state, fn, args, kwargs, dynamic=settings.dynamic, dynamic_dims=dims, static_dims=static, ones=ones,
-                declared=state.marked, unbacked=state.unbacked, fullgraph=settings.fullgraph, stop=stop, reads=state.reads,
-                counts=state.counts, loose=frozenset(varying), growing=state.growing,
+                fullgraph=settings.fullgraph, stop=stop, reads=state.reads, counts=state.counts, loose=frozenset(varying),
+                growing=state.growing,
             )  # fmt: skip
         except Unsupported as why:
             if not ones or why.code == "GRA015":

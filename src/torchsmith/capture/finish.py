@@ -759,7 +759,7 @@ def stopped(m: Machine, frame: Frame) -> Captured:
 def _varies(m: Machine, v: Any) -> bool:
     """Is this a number that differs from call to call, and is known before the graph runs?"""
     if type(v) is Later:
-        return ITSELF in m.recorder.dynamic_dims.get(str(v.source), ())
+        return ITSELF in m.asked.dynamic_dims.get(str(v.source), ())
     return type(v) in (torch.SymInt, torch.SymFloat) and v.node.hint is not None and not is_of_data(m, v)
 
 

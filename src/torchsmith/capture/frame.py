@@ -54,7 +54,7 @@ class Frame:
                 if self.steps >= stop:
                     return STOP, None
                 ins = self.ins = instrs[self.index]
-                if m.probing and finish.can_hand_over(m, self):
+                if m.asked.probe and finish.can_hand_over(m, self):
                     self.clean = self.steps
                 self.steps += 1
                 if m.later:

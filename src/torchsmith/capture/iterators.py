@@ -80,7 +80,7 @@ def walked(m: Machine, track: Track) -> Any:
     """The copy of an iterator from outside, over what stands for its parts. Raises Unsupported("CAP011") where there can be none."""
     it, source, world = track.obj, track.source, m.world
     t = type(it)
-    if m.later and not (m.may_walk and operator.length_hint(it) <= LONGEST):
+    if m.later and not (m.asked.walks and operator.length_hint(it) <= LONGEST):
         raise _refused(m, it)
     place = place_of(it)
     world.guard(PartOf(source, "place", _place), "equals", place)

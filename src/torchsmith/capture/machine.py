@@ -38,6 +38,7 @@ from . import (
 )
 from . import attributes as at
 from . import protocols as pr
+from .asked import Asked
 from .attributes import Raised
 from .bytecode import VERSION
 from .frame import Frame, bind, drive
@@ -64,11 +65,14 @@ class Machine:
 
     active = False  # once it is over; a generator may still ask
 
-    def __init__(self, fn: types.FunctionType) -> None:
-        self.entry = fn
+    def __init__(self, fn: types.FunctionType, asked: Asked, is_whole: bool) -> None:
+        self.entry, self.asked = fn, asked
+        self.is_whole = is_whole  # captured alone, for export: no frame to go back to
+        self.splits = not is_whole and not asked.fullgraph  # where something is not captured, Python goes on between two graphs
         self.frames: list[Frame] = []
         self.recorder = Recorder(self)
         self.world = World(self.loc, self.recorder.tensor_input, self.recorder.number_input)
+        self.world.growing, self.world.by_code = asked.growing, asked.by_code
         self.world.real_tensor, self.world.varies = self.recorder.real_tensor, self.recorder.varies
         self.arrays: dict[int, arrays.ArrayValue] = {}  # by the id of the array from outside
         self.world.array, self.world.array_scalar = functools.partial(arrays.given, self), functools.partial(arrays.given_scalar, self)
@@ -76,6 +80,8 @@ class Machine:
         self.world.attribute = functools.partial(at.load_attr, self)
         self.gradients = Gradients(self)
         self.stamps = Stamps(self)
+        if not asked.stamps:
+            self.stamps.stop()
         self.found: dict[tuple[type, str], Any] = {}
         self.data_types: dict[type, bool] = {}
         self.exc: BaseException | None = None
@@ -87,15 +93,10 @@ class Machine:
         self.active = True
         self.generators: list[weakref.ref[Any]] = []  # of the program
         self.lost: Unsupported | None = None  # why a generator could not be closed
-        self.probing = False  # looks for an instruction in front of which the frame's state can be handed over
-        self.counts = False  # counters of optimizers and modules are numbers read when the call begins
         self.later = False  # a split frame goes on: its values may be Later
-        self.may_walk = True  # ... iterators too: the rest of a loop is captured with what is behind it
         self.bound: dict[Source, None] = {}  # of a state: what the program relies on to have a value
         self.loops: dict[int, Loop] = {}  # by the id of their iterators: those of the outermost frame, and those over iterators from outside
-        self.error_mode = False  # compiler.error_on_graph_break(True) is entered
-        self.is_whole = False  # captured alone, for export: no frame to go back to
-        self.splits = True  # where something is not captured, Python goes on between two graphs
+        self.error_mode = asked.error_mode  # a break is an error: the program says when
         self.steps = 0
         self.global_cache: dict[tuple[int, str], Any] = {}
         self.global_writes = self.world.global_writes
@@ -523,14 +524,14 @@ class Machine:
             known = tracing.current().known_value(tensor, method) if method in _READ and not args and not kwargs else NotImplemented
         except (TypeError, ValueError, RuntimeError) as e:  # of a constant with more elements than one
             raise Raised(e) from None
-        if known is NotImplemented and self.counts and method in _NUMBER and method != "tolist":
+        if known is NotImplemented and self.asked.counts and method in _NUMBER and method != "tolist":
             number = self.recorder.state_number(tensor)
             if number is not None:
                 return number if method == "item" else self.call(float if method == "__float__" else int, [number], {})
         if known is NotImplemented and self.may_read_numbers() and method in _NUMBER and not (tensor.dtype is torch.bool or tensor.dtype.is_complex) and not args and not kwargs:
             if method == "tolist":
                 return self.numbers_of(tensor)
-            if self.counts and method == "item" and self.is_in_optimizer():
+            if self.asked.counts and method == "item" and self.is_in_optimizer():
                 counted = self.recorder.counted(tensor)
                 if counted is not None:
                     return counted

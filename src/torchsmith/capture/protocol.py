@@ -13,6 +13,7 @@ import torch
 
 if TYPE_CHECKING:
     from .arrays import ArrayValue
+    from .asked import Asked
     from .frame import Frame
     from .gradients import Gradients
     from .resume import Loop
@@ -30,6 +31,7 @@ class Machine(Protocol):
     """One capture in progress. Values are the program's own objects, or Tracks that stand for them; tensors are tracing tensors."""
 
     entry: types.FunctionType
+    asked: Asked
     frames: list[Frame]
     recorder: Recorder
     world: World
@@ -44,10 +46,7 @@ class Machine(Protocol):
     raised_at: str
     all_raised: list[BaseException]
     active: bool
-    probing: bool
-    counts: bool
     later: bool
-    may_walk: bool
     loops: dict[int, Loop]
     bound: dict[Source, None]
     error_mode: bool

@@ -139,7 +139,7 @@ class Stamps:
             raise _No
         if m.modes or m.subclasses:  # handlers of torch functions see every call
             raise _No
-        if trace.autocast or torch._C._is_any_autocast_enabled() or m.recorder.given or trace.counted or trace.numbers:
+        if trace.autocast or torch._C._is_any_autocast_enabled() or m.asked.declared or trace.counted or trace.numbers:
             raise _No
         seen: dict[int, int] = {}
         with torch._C.DisableTorchFunction():  # nothing of the program runs
@@ -410,8 +410,8 @@ class Template:
             if id(value) in met or (info is not None and info.source != sources[slot]) or hasattr(value, "_torchsmith_static"):
                 raise _No
             met.add(id(value))
-        r = self.m.recorder
-        named = [place for marks in (r.dynamic_dims, r.static_dims) for place in marks] + [place for place, _ in (*r.unbacked, *r.declared)]
+        a = self.m.asked
+        named = [place for marks in (a.dynamic_dims, a.static_dims) for place in marks] + [place for place, _ in (*a.unbacked, *a.marked)]
         if named:
             top = str(sources[0])
             if any(place.startswith(top) for place in named):

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import types
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..codes import Unsupported
 from . import assemble, finish, iterators, overrides, torch_rows
+from .asked import FIRST, Asked
 from .attributes import Raised
 from .captured import Captured
 from .frame import STOP, Frame, bind
@@ -26,49 +28,17 @@ from .world import NULL
 
 
 def capture(
-    fn: types.FunctionType,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    dynamic: bool | None = None,
-    dynamic_dims: Mapping[str, set[int]] | None = None,
-    static_dims: Mapping[str, set[int]] | None = None,
-    ones: bool = True,
-    loose: frozenset[str] = frozenset(),
-    growing: Set[str] = frozenset(),
-    declared: Mapping[tuple[str, int], tuple[int, int | None]] | None = None,
-    unbacked: Set[tuple[str, int]] = frozenset(),
-    fullgraph: bool = False,
-    given: Mapping[str, Mapping[int, Any]] | None = None,
+    fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Asked = FIRST,
     close: Callable[[Machine, Any], Captured] = finish.finished,
-    at: Point | None = None,
-    stop: int | None = None,
-    probe: bool = False,
-    reads: bool = False,
-    error_mode: bool = False,
-    counts: bool = False,
-    walks: bool = True,
-    whole_loops: bool = False,
-    least: int = 2,
-    by_code: bool = False,
-    stamps: bool = True,
-) -> Captured:
-    """Capture one call of a Python function. Dimensions by input: symbols (`dynamic_dims`), numbers whatever else is asked
-    (`static_dims`), and the ranges `declared` for symbols; of those `unbacked` no size is at hand. `ones`: a size of 1 may be a symbol too. `loose`: numbers, by input, of which no
-    value is assumed: what needs one as a constant is Unsupported("GRA015"); `growing`: so are keys and length of these dictionaries. `given`: sizes that export declares, by
-    input; `close` turns the machine and the frame's result into what is captured. `at`: the frame goes on there, and `args` is its state.
-    `stop`: how many instructions of the frame are captured; what follows is told by `Captured.stop`. Unsupported.step is the
-    instruction's number (from 0) that could not be captured. `probe`: only raises Unsupported, whose step is the last one before `stop`
-    in front of which the frame's state can be handed over. `reads`: the values of tensors may be numbers known only at run time.
-    `counts`: what optimizers and modules count in tensors is read when the call begins. `walks`: a frame that goes on in a loop may take what is left of
-    its iterator as constants; `whole_loops`: all that is left, or nothing. `least`: the least integer that may be a
-    symbol. `by_code`: the function is one of many with this code, and so are those in its cells. `stamps`: equal modules are interpreted once."""
-    given_all = dict(locals())
+) -> Captured:  # fmt: skip
+    """Capture one call of a Python function. close(machine, the frame's result) makes what is captured: another one than `finished` makes a
+    graph that stands alone. Unsupported.step is the number (from 0) of the instruction that could not be captured; under `asked.probe` that of
+    the last one in front of which the frame's state can be handed over, and nothing else comes back."""
     with _no_collection():
         try:
-            return _capture(**given_all)
+            return _capture(fn, args, kwargs, asked, close)
         except Again:
-            return _capture(**{**given_all, "stamps": False})
+            return _capture(fn, args, kwargs, replace(asked, stamps=False), close)
 
 
 @contextlib.contextmanager
@@ -85,29 +55,9 @@ def _no_collection() -> Iterator[None]:
 
 
 def _capture(
-    fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool | None, dynamic_dims: Any, static_dims: Any, ones: bool,
-    loose: frozenset[str], growing: Set[str], declared: Any, unbacked: Set[tuple[str, int]], fullgraph: bool, given: Any, close: Callable[[Machine, Any], Captured],
-    at: Point | None, stop: int | None, probe: bool, reads: bool, error_mode: bool, counts: bool, walks: bool, whole_loops: bool, least: int, by_code: bool, stamps: bool,
-) -> Captured:  # fmt: skip
-    m = Machine(fn)
-    if not stamps:
-        m.stamps.stop()
-    m.probing, m.error_mode = probe, error_mode
-    m.is_whole = close is not finish.finished
-    m.splits = not m.is_whole and not fullgraph
-    m.recorder.facts.reads_data = m.is_whole or reads
-    m.recorder.facts.is_promise = m.is_whole
-    m.counts, m.may_walk = counts, walks
-    m.recorder.given = given or {}
-    m.recorder.dynamic = dynamic
-    m.recorder.dynamic_dims = dict(dynamic_dims or {})
-    m.recorder.static_dims = dict(static_dims or {})
-    m.recorder.ones = ones
-    m.recorder.least, m.world.by_code = least, by_code
-    m.recorder.facts.loose = loose
-    m.world.growing = growing
-    m.recorder.declared = dict(declared or {})
-    m.recorder.unbacked = unbacked
+    fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Asked, close: Callable[[Machine, Any], Captured]
+) -> Captured:
+    m, at, stop = Machine(fn, asked, is_whole=close is not finish.finished), asked.at, asked.stop
     m.world.guard(FixedObject(None), "global_state", global_state())
     m.recorder.facts.when_asked = lambda fn, value: m.world.guard(Computed(fn, (), ()), "equals", value)
     overrides.enter(m)
@@ -127,7 +77,7 @@ def _capture(
                 frame.leave()
             if m.lost is not None:
                 raise m.lost
-            if kind == STOP and probe:
+            if kind == STOP and asked.probe:
                 raise Unsupported("CAP028", at=m.loc())
             if kind == STOP:
                 frame.steps += 1  # the instruction in front of which the state is handed over
@@ -144,9 +94,9 @@ def _capture(
         except Unsupported as why:
             why.is_error = why.is_error or m.error_mode
             if why.step < 0 and frame is not None:
-                why.step = frame.clean if probe else frame.steps - 1
+                why.step = frame.clean if asked.probe else frame.steps - 1
             if stop is None and m.splits and frame is not None:
-                _turn_by_turn(m, frame, why, whole_loops)
+                _turn_by_turn(m, frame, why)
             raise
         finally:
             m.active = False
@@ -159,7 +109,7 @@ def _capture(
 _ALL = 1 << 62
 
 
-def _turn_by_turn(m: Machine, frame: Frame, why: Unsupported, whole_loops: bool) -> None:
+def _turn_by_turn(m: Machine, frame: Frame, why: Unsupported) -> None:
     """A loop that breaks in the first turn of a capture breaks in each turn: Python moves its iterator, and all turns are compiled as one."""
     open_loops = {id(v) for v in frame.stack}
     for key, loop in m.loops.items():
@@ -167,7 +117,7 @@ def _turn_by_turn(m: Machine, frame: Frame, why: Unsupported, whole_loops: bool)
             continue
         goes_on = loop.turns > 1 and m.later and loop.is_own and key in m.world.tracks and not iterators.is_over_modules(m.world.tracks[key].obj)
         why.in_loop = why.in_loop or goes_on
-        if loop.turns == 1 or (goes_on and whole_loops):
+        if loop.turns == 1 or (goes_on and m.asked.whole_loops):
             why.step = min(why.step, loop.step)
 
 
@@ -175,7 +125,7 @@ def _stops_at_loop(m: Machine, frame: Frame) -> None:
     """In front of a loop over modules that is left to Python: other turns may go further."""
     ins = frame.code.instrs[frame.index]
     top = frame.stack[-1] if frame.stack else None
-    if ins.name == "FOR_ITER" and m.may_walk and type(top) is Later and type(top.obj) in iterators.TYPES and iterators.is_over_modules(top.obj):
+    if ins.name == "FOR_ITER" and m.asked.walks and type(top) is Later and type(top.obj) in iterators.TYPES and iterators.is_over_modules(top.obj):
         iterators.guard_place(m, top)
 
 

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -124,7 +124,7 @@ class Recorder:
     """The graph under construction and the tracing tensors it knows."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine, self.loc = machine, machine.loc
+        self.machine, self.loc, self.asked = machine, machine.loc, machine.asked
         self.root = self.graph = torch.fx.Graph()  # the graph of the frame; the one written to (a transform's body has its own)
         self.bodies: list[transforms.Body] = []  # open ones, innermost last
         self.regions: list[Region] = []  # open checkpointed parts of the program, innermost last
@@ -135,26 +135,21 @@ class Recorder:
         self.by_memory: dict[int, list[Info]] = {}  # the same placeholders by their tracing tensors' memory, which `keep` keeps
         self.facts = SizeFacts()
         self.facts.sources = {}
+        self.facts.reads_data = machine.is_whole or self.asked.reads
+        self.facts.is_promise = machine.is_whole
+        self.facts.loose = self.asked.loose
         self.size_nodes: dict[
             str, tuple[torch.fx.Node, int, int, int]
         ] = {}  # where a symbol is measured: (size(node, dim) - shift) / scale
         self.exprs: dict[Expr, torch.fx.Node] = {}
         self.last_input: torch.fx.Node | None = None
         self.keep: list[Any] = []
-        self.dynamic: bool | None = None
-        self.dynamic_dims: dict[str, set[int]] = {}
-        self.given: Mapping[str, Mapping[int, DeclaredSize]] = {}  # by source; set by export, and stronger than everything else
         self.declared_symbols: dict[str, torch.SymInt] = {}
         self.numbers: dict[str, torch.SymInt | torch.SymFloat] = {}  # by source: integers and floats that vary
-        self.static_dims: dict[str, set[int]] = {}
         self.may_be_caught = False  # some node stands where the program handles exceptions
         self.acts = False  # the program does something outside that is seen although the graph raises
         self.data: set[str] = set()  # numbers that Python computed behind a break: they vary
-        self.ones = True
-        self.least = 2
         self.inference: dict[int, bool] = {}  # by memory: do inference tensors lie in it?
-        self.unbacked: Set[tuple[str, int]] = frozenset()  # (input, dimension) whose size at hand answers no question
-        self.declared: dict[tuple[str, int], tuple[int, int | None]] = {}  # (input, dimension) -> the range its mark gives
 
     def let_go(self) -> None:
         """The capture is over: tensors of the program are dropped, whatever tracing tensors live on in the graph."""
@@ -202,9 +197,9 @@ class Recorder:
         sizes: list[Any] | None = None
         if dims:
             sizes = list(real.shape)
-            given = self.given.get(place, {})
+            declared = self.asked.declared.get(place, {})
             for d in sorted(dims):
-                sizes[d] = self._declared_size(given[d], real.shape[d], node, d) if d in given else self._fresh_size(real, source, node, d)
+                sizes[d] = self._declared_size(declared[d], real.shape[d], node, d) if d in declared else self._fresh_size(real, source, node, d)
                 if type(sizes[d].node.expr) is Sym:
                     self.facts.sources[sizes[d].node.expr.name] = TensorProperty(source, "size", d)
         node.meta.update(role=_role(real, source), source=place, loc=loc)
@@ -245,7 +240,7 @@ class Recorder:
 
     def varies(self, source: Source) -> bool:
         """Was this number, or one in this tuple, seen to vary?"""
-        return bool(self.dynamic_dims) and ITSELF in self.dynamic_dims.get(str(source), ())
+        return bool(self.asked.dynamic_dims) and ITSELF in self.asked.dynamic_dims.get(str(source), ())
 
     def number_input(self, value: int | float, source: Source) -> torch.SymInt | torch.SymFloat | None:
         """The symbol of a number from outside that was seen to vary, or that Python computes of one; None where it is a constant. Integers
@@ -254,8 +249,8 @@ class Recorder:
         if place in self.numbers:
             self.machine.world.note("number", value, source)
             return self.numbers[place]
-        varies = ITSELF in self.dynamic_dims.get(place, ()) or place in self.data or (type(source) is Computed and source.symbols)
-        if not varies or ITSELF in self.static_dims.get(place, ()) or self.dynamic is False:
+        varies = ITSELF in self.asked.dynamic_dims.get(place, ()) or place in self.data or (type(source) is Computed and source.symbols)
+        if not varies or ITSELF in self.asked.static_dims.get(place, ()) or self.asked.dynamic is False:
             return None
         if type(value) is float:
             return None if math.isnan(value) else self.float_input(value, source)
@@ -267,14 +262,14 @@ class Recorder:
             self.machine.world.guard(source, "type", int)
             self.numbers[place] = -found
             return self.numbers[place]
-        if not self.least <= value <= LARGEST:
+        if not self.asked.least <= value <= LARGEST:
             return None
         node = self._placeholder(placeholder_name(place))
-        return self._own_number(node, self.facts.fresh(int(value), (node.name, "scalar"), self.least), source)
+        return self._own_number(node, self.facts.fresh(int(value), (node.name, "scalar"), self.asked.least), source)
 
     def float_input(self, value: float, source: Source) -> torch.SymFloat:
         """The symbol of a float from outside, or of one that Python computes before the graph runs; itself where it has to be known."""
-        if ITSELF in self.static_dims.get(str(source), ()):
+        if ITSELF in self.asked.static_dims.get(str(source), ()):
             self.machine.world.guard(source, "equals", value)
             return value  # type: ignore[return-value]
         known = self.numbers.get(str(source))
@@ -295,8 +290,8 @@ class Recorder:
 
     def _fresh_size(self, real: torch.Tensor, source: Source, node: torch.fx.Node, d: int) -> torch.SymInt:
         place = str(source), d
-        now = None if place in self.unbacked else real.shape[d]
-        size = self.facts.fresh(now, (node.name, "size", d), *self.declared.get(place, ()))
+        now = None if place in self.asked.unbacked else real.shape[d]
+        size = self.facts.fresh(now, (node.name, "size", d), *self.asked.marked.get(place, ()))
         self.size_nodes[size.node.expr.name] = (node, d, 1, 0)
         return size
 
@@ -318,17 +313,17 @@ class Recorder:
 
     def _dynamic_dims(self, real: torch.Tensor, source: Source, place: str) -> set[int]:
         """Dimensions that become symbols: all of an argument under dynamic=True, else those asked for. An empty one stays."""
-        if self.given:
-            return set(self.given.get(place, ()))
-        if self.dynamic is False:
+        if self.asked.declared:
+            return set(self.asked.declared.get(place, ()))
+        if self.asked.dynamic is False:
             return set()
-        asked = set(self.dynamic_dims.get(place, ()))
-        if self.dynamic and _role(real, source) == "input":
-            asked |= set(range(real.dim()))
-        if not asked:
-            return asked
-        asked -= set(getattr(real, "_torchsmith_static", ())) | self.static_dims.get(place, set())
-        return {d for d in asked if 0 <= d < real.dim() and (real.shape[d] > (0 if self.ones else 1) or (place, d) in self.unbacked)}
+        dims = set(self.asked.dynamic_dims.get(place, ()))
+        if self.asked.dynamic and _role(real, source) == "input":
+            dims |= set(range(real.dim()))
+        if not dims:
+            return dims
+        dims -= set(getattr(real, "_torchsmith_static", ())) | self.asked.static_dims.get(place, set())
+        return {d for d in dims if 0 <= d < real.dim() and (real.shape[d] > (0 if self.asked.ones else 1) or (place, d) in self.asked.unbacked)}
 
     def _placeholder(self, name: str) -> torch.fx.Node:
         if self.last_input is None:

@@ -20,6 +20,7 @@ from ..codes import Unsupported, define
 from ..graph.declared import DeclaredSize
 from ..graph.sizes import SymTypes
 from . import dispatch, guards, start
+from .asked import Asked
 from .captured import Captured, Finish
 from .finish import _Builder, closed
 from .protocol import Machine
@@ -46,7 +47,7 @@ def capture_whole(fn: types.FunctionType, args: Sequence[Any], declared: Mapping
     """Capture `fn(*args)` as one graph. declared: by source ("L['x']"), the dimensions that vary. Raises Unsupported."""
     closing = _Closing()
     with dispatch.capturing():
-        captured = start.capture(fn, tuple(args), {}, dynamic=False, fullgraph=True, given=declared, close=closing)
+        captured = start.capture(fn, tuple(args), {}, Asked(dynamic=False, fullgraph=True, declared=declared), closing)
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
     call = guards.Call(dict(zip(names, args, strict=True)), fn.__globals__, cells)
