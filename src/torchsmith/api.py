@@ -268,7 +268,8 @@ def _dims(t: torch.Tensor, index: int | Iterable[int]) -> frozenset[int]:
     if not all(isinstance(d, int) for d in dims):
         raise TypeError(f"dimensions are integers, not {index!r}")
     if not all(-t.dim() <= d < t.dim() for d in dims):
-        raise IndexError(f"dimensions {sorted(dims)} of a tensor with {t.dim()} dimensions")
+        wrong = next(d for d in sorted(dims) if not -t.dim() <= d < t.dim())
+        raise IndexError(f"a tensor of {t.dim()} dimensions ({tuple(t.shape)}) has no dimension {wrong}")
     return frozenset(d % t.dim() for d in dims)
 
 

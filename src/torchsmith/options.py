@@ -204,10 +204,10 @@ def from_user(mode: str | None = None, options: Mapping[str, Any] | None = None)
             continue  # torch.compile's way to say: as it is by default
         if isinstance(default, float) and type(value) is int:
             value = float(value)
-        if default is not None and not isinstance(value, type(default)):
-            raise RuntimeError(f"option {key!r} takes {type(default).__name__}, not {type(value).__name__}")
         if name in CHOICES and value not in CHOICES[name]:
             raise RuntimeError(f"option {key!r} is one of {', '.join(map(repr, CHOICES[name]))}, not {value!r}")
+        if default is not None and not isinstance(value, type(default)):
+            raise RuntimeError(f"option {key!r} takes {type(default).__name__}, not {type(value).__name__} {value!r}")
         if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
             raise RuntimeError(f"option {key!r} is a number from {RANGES[name][0]:g} to {RANGES[name][1]:g}, not {value!r}")
         changes[name] = value
@@ -314,6 +314,8 @@ class Config:
         that it decorates."""
         before = dict(self._changed)
         given = {names: to} if isinstance(names, str) else names or {}
+        if not isinstance(given, Mapping):
+            raise TypeError(f"patch takes names and values (name=value, or a dict), not {type(given).__name__}")
         try:
             for name, value in {**given, **changes}.items():
                 setattr(self, name, value)

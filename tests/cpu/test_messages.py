@@ -32,7 +32,8 @@ X = torch.ones(3)
         ({"shapes_spec": {"x": "a"}}, TypeError, r"shapes_spec\['x'\] is a dimension"),
         ({"options": ["max_autotune"]}, TypeError, "options must be a dict, not list"),
         ({"options": {1: True}}, TypeError, "options are named by strings, not by int 1"),
-        ({"options": {"max_autotune": "yes"}}, RuntimeError, "option 'max_autotune' takes bool, not str"),
+        ({"options": {"max_autotune": "yes"}}, RuntimeError, "option 'max_autotune' takes bool, not str 'yes'"),
+        ({"options": {"libtorch": True}}, RuntimeError, "option 'libtorch' is one of 'allow', 'forbid', not True"),
         ({"mode": "max-autotun"}, RuntimeError, "unknown mode 'max-autotun'; did you mean 'max-autotune'"),
         ({"backend": "inducter"}, RuntimeError, "inductor"),
         ({"dynamic": "yes"}, TypeError, "dynamic is True, False or None, not 'yes'"),
@@ -49,6 +50,10 @@ def test_wrong_arguments_of_other_doors() -> None:
     for wrong in (lambda: torchsmith.mark_static(3), lambda: torchsmith.mark_static_address(3)):
         with pytest.raises(TypeError, match="a tensor's dimensions are marked"):
             wrong()
+    with pytest.raises(IndexError, match=r"a tensor of 1 dimensions \(\(3,\)\) has no dimension 5"):
+        torchsmith.mark_dynamic(X, 5)
+    with pytest.raises(TypeError, match="not int"), torchsmith.compiler.config.patch(3):
+        pass
     for name in ("wrap_numpy", "nested_compile_region"):
         with pytest.raises(TypeError, match=f"{name} takes a callable, not int"):
             getattr(torchsmith.compiler, name)(3)
@@ -120,6 +125,8 @@ def test_under_fullgraph_the_users_error_is_raised() -> None:
 def test_functions_are_named() -> None:
     with pytest.raises(torchsmith.Unsupported, match=r"CAP034.*torch.cond.*torchsmith.export"):
         torchsmith.compile(lambda x: torch.cond(x.sum() > 0, torch.rand_like, torch.cos, (x,)), fullgraph=True)(X)
+    with pytest.raises(torchsmith.Unsupported, match=r"GRA004.*\(int\(\[item\(\) at .*test_messages.py:\d+\]\)\)"):
+        torchsmith.compile(lambda x: [x] * int(x.sum()), fullgraph=True)(X)
     with pytest.raises(torchsmith.Unsupported, match="set_num_threads, which changes state"):
         torchsmith.compile(lambda x: (torch.set_num_threads(1), x)[1], fullgraph=True)(X)
 
@@ -294,13 +301,19 @@ def test_refusals_of_export_name_the_users_line() -> None:
             self.last = x * 2
             return x + 1
 
+    class Gives(torch.nn.Module):
+        def forward(self, x):
+            return object()
+
     class Bits(torch.nn.Module):
         def forward(self, x):
             return x.view(torch.int32)
 
     line = Keeps.forward.__code__.co_firstlineno + 1
-    with pytest.raises(Unsupported, match=rf"test_messages.py:{line}: \[CAP030\]"):
+    with pytest.raises(Unsupported, match=rf"test_messages.py:{line}: \[CAP030\].*\(self.last\)"):
         torchsmith.export(Keeps(), (torch.ones(3),))
+    with pytest.raises(Unsupported, match=rf"test_messages.py:{line + 4}: \[CAP031\].*\(object\)"):
+        torchsmith.export(Gives(), (torch.ones(3),))
     with pytest.raises(Unsupported, match=r"AOT024.*x: float32 as int32"):
         aot.aot_compile(torchsmith.export(Bits(), (torch.ones(3),)))
 

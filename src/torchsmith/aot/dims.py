@@ -211,9 +211,13 @@ def read_shapes(
         code = getattr(inspect.unwrap(forward), "__code__", None)
         at = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
         raise Unsupported("AOT062", at=at, detail=f"{type(e).__name__}: {e}") from e
-    bound = inspect.signature(forward).bind(*numbered_args, **numbered_kwargs).arguments
+    signature = inspect.signature(forward)
+    try:
+        bound = signature.bind(*numbered_args, **numbered_kwargs).arguments
+    except TypeError as e:
+        raise TypeError(f"the example arguments do not fit {getattr(forward, '__qualname__', forward)}{signature}: {e}") from None
     named: dict[str, Any] = {}
-    for p in inspect.signature(forward).parameters.values():
+    for p in signature.parameters.values():
         if p.name in bound:
             named.update(bound[p.name] if p.kind is p.VAR_KEYWORD else {p.name: bound[p.name]})
             if p.kind is p.VAR_KEYWORD and isinstance(shapes, Mapping) and p.name in shapes and p.name not in named:

@@ -200,7 +200,9 @@ class _Export:
         text = f"def make({cells}):\n  def forward({tensors}):\n    return module({', '.join(parts)})\n  return forward\n"
         scope: dict[str, Any] = {}
         exec(compile(text, policy.EXPORT_FRAME, "exec"), scope)
-        return scope["make"](**space)
+        entry = scope["make"](**space)
+        entry.__wrapped__ = self.mod.forward  # for messages
+        return entry
 
     def _declared_symbol(self, name: str) -> DeclaredSymbol:
         return next(s.symbol for rows in self.declared.values() for s in rows.values() if s.symbol.name == name)

@@ -25,7 +25,7 @@ from .archive import write_package
 from .dims import Dim, ShapesCollection
 from .exporting import export
 from .front import Settings, compile_part, entry_of_exported
-from .load import load_package
+from .load import PackageError, load_package
 from .program import ExportedProgram
 
 define("AOT090", "a function that is compiled ahead of time computes no gradients", "call aot_compile under torch.no_grad()")
@@ -34,12 +34,18 @@ define("AOT090", "a function that is compiled ahead of time computes no gradient
 class CompiledFunction:
     """Call it as the function it was made of; an argument that does not fit the example's declarations is an error."""
 
-    def __init__(self, write: Callable[[Path], object]) -> None:
-        """write: puts the package at the path that it is given."""
+    def __init__(self, write: Callable[[Path], object], name: str = "the package") -> None:
+        """write: puts the package at the path that it is given. name: what messages call it."""
         self._folder = tempfile.TemporaryDirectory(prefix="torchsmith-aot-")
         self._package = Path(self._folder.name) / "function.pt2"
-        write(self._package)
-        self._model = load_package(self._package)
+        try:
+            write(self._package)
+            self._model = load_package(self._package)
+        except BaseException as error:
+            self._folder.cleanup()
+            if isinstance(error, PackageError):
+                raise PackageError(str(error).replace(str(self._package), name), error.status) from None
+            raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._model(*args, **kwargs)
@@ -52,12 +58,14 @@ class CompiledFunction:
 
 def load_function(package: Any) -> CompiledFunction:
     """What save_compiled_function wrote, of a path or a file object."""
+    if not hasattr(package, "read") and not isinstance(package, str | os.PathLike):
+        raise TypeError(f"load_compiled_function takes a path or a binary file object, not {type(package).__name__}")
 
     def write(path: Path) -> None:
         with contextlib.nullcontext(package) if hasattr(package, "read") else open(package, "rb") as source, open(path, "wb") as file:
             shutil.copyfileobj(source, file)
 
-    return CompiledFunction(write)
+    return CompiledFunction(write, str(getattr(package, "name", package)))
 
 
 def compile_function(

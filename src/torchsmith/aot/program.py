@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, ClassVar
@@ -305,13 +305,14 @@ class ExportedProgram:
         leaves, spec = pytree.tree_flatten((tuple(args), given))
         if spec != self.in_spec:
             try:
-                leaves = self.in_spec.flatten_up_to((tuple(args), given))  # dictionaries with their keys in another order
-                is_same = all(pytree.tree_is_leaf(x) for x in leaves)
+                ordered = self.in_spec.flatten_up_to((tuple(args), given))  # dictionaries with their keys in another order
+                is_same = all(pytree.tree_is_leaf(x) for x in ordered)
             except ValueError:
                 is_same = False
             if not is_same:
-                needed, got = _structure(self.in_spec), _structure(spec)
-                raise StructureDiffers(f"{self.name} takes arguments of the structure {needed}; it was given {got}")
+                needed, got = _structure(self.in_spec, self.leaf_names), _structure(spec, [type(x).__name__ for x in leaves])
+                raise StructureDiffers(f"{self.name}: a call takes what it was exported with, {needed}; it was given {got}")
+            return ordered
         return leaves
 
     def check(self, leaves: Sequence[Any]) -> dict[str, int]:
@@ -481,16 +482,19 @@ def _argument(v: Any) -> str:
     return print_condition(v) if hasattr(v, "dtype") and not isinstance(v, torch.fx.Node) else str(v)
 
 
-def _structure(spec: Any) -> str:
+def _structure(spec: Any, leaves: Iterable[str]) -> str:
+    """The arguments of a call, nested as `spec` says; leaves: what to call each of them."""
+    words = iter(leaves)
     args, kwargs = children(spec)
-    named = (f"{k}={_short(s)}" for k, s in zip(kwargs.context, children(kwargs), strict=True))
-    return ", ".join([*(_short(s) for s in children(args)), *named]) or "()"
+    positional = [_nested(s, words) for s in children(args)]
+    named = [f"{k}={_nested(s, words)}" for k, s in zip(kwargs.context, children(kwargs), strict=True)]
+    return f"({', '.join([*positional, *named])})"
 
 
-def _short(spec: Any) -> str:
+def _nested(spec: Any, words: Iterator[str]) -> str:
     if spec.is_leaf():
-        return "*"
+        return next(words)
     if spec.type is dict:
-        return "{" + ", ".join(f"{k!r}: {_short(s)}" for k, s in zip(spec.context, children(spec), strict=True)) + "}"
-    inner = ", ".join(map(_short, children(spec)))
+        return "{" + ", ".join(f"{k!r}: {_nested(s, words)}" for k, s in zip(spec.context, children(spec), strict=True)) + "}"
+    inner = ", ".join(_nested(s, words) for s in children(spec))
     return {tuple: f"({inner})", list: f"[{inner}]"}.get(spec.type, f"{getattr(spec.type, '__name__', spec.type)}({inner})")

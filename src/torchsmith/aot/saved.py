@@ -54,6 +54,9 @@ def save(program: ExportedProgram, f: str | os.PathLike[str] | Any, *, extra_fil
     """
     if not isinstance(program, ExportedProgram):
         raise TypeError(f"save takes a program of torchsmith.export.export, not {type(program).__name__}")
+    for name, text in (extra_files or {}).items():
+        if not isinstance(text, str | bytes):
+            raise TypeError(f"extra_files[{name!r}] is a text or bytes, not {type(text).__name__}")
     extra = {f"{EXTRA}{name}": text.encode() if isinstance(text, str) else text for name, text in (extra_files or {}).items()}
     tensors, names = _tensors(program)
     blob = safetensors.torch.save(tensors)

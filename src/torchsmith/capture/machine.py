@@ -151,13 +151,14 @@ class Machine:
         torch_rows.set_grad_enabled(self, mode)
 
     def loc(self) -> str:
-        """file:line of the innermost user frame; of the innermost one where none is the user's (torch's own modules, exported)."""
+        """file:line of the innermost user frame; of the innermost one where none is the user's (torch's own modules, exported), and of the
+        exported forward itself once that has returned."""
         frame = None
         for frame in reversed(self.frames):
             if not policy.is_torch_file(frame.code.code.co_filename):
                 break
         if frame is not None and frame.code.code.co_filename == policy.EXPORT_FRAME:
-            frame = self.frames[-1]
+            frame = self.frames[-1] if self.frames[-1] is not frame else None
         return f"{frame.code.code.co_filename}:{frame.ins.line}" if frame is not None else location(self.entry)
 
     def is_in_optimizer(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 import weakref
@@ -17,6 +18,7 @@ from ..codes import Unsupported
 from ..ir.expr import Expr
 from ..options import Options
 from . import resume
+from .policy import EXPORT_FRAME
 from .source import ITSELF, Guard, Local, Source
 
 
@@ -139,7 +141,9 @@ class State:
 
 
 def location(fn: types.FunctionType) -> str:
-    return f"{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
+    """Where a function begins; of the one that calls an exported module, where that one's forward does."""
+    code = getattr(inspect.unwrap(fn) if fn.__code__.co_filename == EXPORT_FRAME else fn, "__code__", fn.__code__)
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def family_of(d: Any, state: State) -> resume.Family:

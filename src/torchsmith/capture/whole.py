@@ -7,6 +7,7 @@ refused; other effects (counters, prints) are not part of the program and are na
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from .asked import Asked
 from .captured import Captured, Finish
 from .finish import _Builder, closed
 from .protocol import Machine
-from .source import Attr
+from .source import Attr, Source
 from .world import DELETED, Track, item_of
 
 define("CAP030", "the program keeps a tensor on an object that an exported program cannot update",
@@ -95,13 +96,18 @@ def _buffer_writes(m: Machine) -> list[tuple[Any, Any]]:
             found += _attribute_write(m, track, name, value)
     for _, source, value in m.global_writes.values():
         if any(issubclass(type(x), torch.Tensor) for x in pytree.tree_leaves(value)):
-            raise Unsupported("CAP030", at=_line(m, value), detail=str(source))
-        _note(m, str(source))
+            raise Unsupported("CAP030", at=_line(m, value), detail=_said(source))
+        _note(m, _said(source))
     if m.gradients.moved:
         raise Unsupported("CAP030", at=m.loc(), detail="tensor.data = ...")
     for fn, _, _ in m.effects:
         _note(m, f"a call of {getattr(fn, '__name__', fn)}")
     return found
+
+
+def _said(source: Source) -> str:
+    """A place as the exported module's own code names it; it is a cell of the function that calls the module."""
+    return re.sub(r"^C\['module'\]", "self", str(source))
 
 
 def _line(m: Machine, value: Any) -> str:
@@ -123,8 +129,8 @@ def _container_writes(m: Machine, track: Track) -> list[tuple[Any, Any]]:
     if not is_buffers:
         known = {id(m.recorder.real[id(x)].tensor) for x in _real_tensors(track.obj) if id(x) in m.recorder.real}
         if any(issubclass(type(x), torch.Tensor) and id(x) not in known for x in pytree.tree_leaves(list(image))):
-            raise Unsupported("CAP030", at=_line(m, list(image)), detail=str(track.source))
-        _note(m, str(track.source))
+            raise Unsupported("CAP030", at=_line(m, list(image)), detail=_said(track.source))
+        _note(m, _said(track.source))
         return []
     return [w for name, value in track.image.items() for w in _write(m, track.obj.get(name), value, item_of(track.source, name))]
 
@@ -137,8 +143,8 @@ def _attribute_write(m: Machine, track: Track, name: str, value: Any) -> list[tu
         return []
     is_unread = issubclass(type(real), torch.Tensor) and id(real) not in m.recorder.real  # a call's own: weight_norm's weight
     if not is_unread and value is not DELETED and any(issubclass(type(x), torch.Tensor) for x in pytree.tree_leaves(value)):
-        raise Unsupported("CAP030", at=_line(m, value), detail=f"{track.source}.{name}")
-    _note(m, f"{track.source}.{name}")
+        raise Unsupported("CAP030", at=_line(m, value), detail=f"{_said(track.source)}.{name}")
+    _note(m, f"{_said(track.source)}.{name}")
     return []
 
 
@@ -151,13 +157,13 @@ def _write(m: Machine, real: Any, value: Any, source: Any) -> list[tuple[Any, An
     """The buffer `real` becomes `value`."""
     if not issubclass(type(value), torch.Tensor) or not issubclass(type(real), torch.Tensor):
         if value is not real:
-            raise Unsupported("CAP030", at=_line(m, value), detail=str(source))
+            raise Unsupported("CAP030", at=_line(m, value), detail=_said(source))
         return []
     old = m.recorder.tensor_input(real, source)
     if old is value:
         return []
     if old.shape != value.shape or old.dtype != value.dtype:
-        raise Unsupported("CAP030", at=_line(m, value), detail=f"{source}: {tuple(old.shape)} becomes {tuple(value.shape)}")
+        raise Unsupported("CAP030", at=_line(m, value), detail=f"{_said(source)}: {tuple(old.shape)} becomes {tuple(value.shape)}")
     return [(old, value)]
 
 

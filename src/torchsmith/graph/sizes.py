@@ -369,6 +369,8 @@ def print_condition(e: Expr, names: Mapping[str, str] | None = None) -> str:
         return names.get(e.name, e.name) if names else e.name
     if isinstance(e, Op) and e.name in signs:
         return f"({print_condition(e.args[0], names)} {signs[e.name]} {print_condition(e.args[1], names)})"
+    if isinstance(e, Cast) and e.dtype is dt.index and isinstance(e.args[0], Op) and e.args[0].name == "trunc":
+        return f"int({print_condition(e.args[0].args[0], names)})"
     name = e.name if isinstance(e, Op) else f"{type(e).__name__.lower()}_{e.dtype.name}"
     return f"{name}({', '.join(print_condition(a, names) for a in e.args)})"
 
@@ -614,7 +616,8 @@ class SizeNode:
         if isinstance(self.expr, Const):
             return int(self.expr.value)
         if self.hint is None:
-            raise Unsupported("GRA004", at=self.facts.loc, detail=f"int({self.facts.said(self.expr)})")
+            said = self.facts.said(self.expr)
+            raise Unsupported("GRA004", at=self.facts.loc, detail=said if said.startswith("int(") else f"int({said})")
         self._is_assumable()
         self.facts.assume(_comparison("eq", self.expr, const(self.hint)))
         return int(self.hint)

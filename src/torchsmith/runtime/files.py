@@ -29,9 +29,11 @@ def replace_file(target: Path, write: Callable[[BinaryIO], object], mode: int = 
         with open(os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w+b") as file:
             write(file)
         os.replace(temp, target)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(temp)
+        if isinstance(error, OSError) and error.filename == str(temp):  # say what the caller named
+            raise OSError(error.errno, error.strerror, str(target)) from None
         raise
 
 
