@@ -32,6 +32,17 @@ class BackendFailed(RuntimeError):
     """A backend raised, or gave something else than the graph's results; the cause, if there is one, is chained."""
 
 
+def keep_as_backends(error: Exception, note: str) -> None:
+    """Mark what a backend's code raised when nothing may run in its place any more; the note says why."""
+    error.add_note(note)
+    error._torchsmith_of_backend = True  # type: ignore[attr-defined]
+
+
+def is_of_backend(error: Exception) -> bool:
+    """Whether a backend is at fault, and the caller has to know."""
+    return isinstance(error, BackendFailed) or getattr(error, "_torchsmith_of_backend", False)
+
+
 class Unsupported(Exception):
     """A thing torchsmith cannot do (yet) at a place in the user's program.
 

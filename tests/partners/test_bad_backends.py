@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import types
 import warnings
@@ -21,6 +22,8 @@ BAKED = {  # right for the sizes that it is compiled for, or for 5 rows
     "None": (lambda gm, i: lambda *a: gm.forward(*a) if a[-1].shape[0] == 5 else None, "returned NoneType"),
     "raises": (lambda gm, i: lambda *a: gm.forward(*a) if a[-1].shape[0] == 5 else 1 / 0, "raised ZeroDivisionError: division by zero"),
 }
+
+KEPT = []  # libraries of operators live as long as they do
 
 
 def _forward(gm, inputs):
@@ -131,6 +134,45 @@ def test_what_cannot_be_taken_back_is_the_callers():
         with pytest.raises(ValueError, match="too late") as caught:
             torchsmith.compile(lambda x, y: x.add_(1) * y, backend=lambda gm, i, fails=fails: fails(gm))(x, y)
         assert "backend '<lambda>'" in caught.value.__notes__[0] and said in caught.value.__notes__[0]
+
+
+@functools.cache
+def refusing():
+    """An operator whose error has a note."""
+    library = torch.library.Library("tests_notes", "FRAGMENT")
+    library.define("refuse(Tensor x) -> Tensor")
+
+    def refuse(x):
+        if x.sum() > 5:
+            error = ValueError("too much")
+            error.add_note("said by the operator")
+            raise error
+        return x.clone()
+
+    library.impl("refuse", refuse, "CPU")
+    torch.library.register_fake("tests_notes::refuse", torch.empty_like, lib=library)
+    KEPT.append(library)
+    return torch.ops.tests_notes.refuse
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", _forward])
+def test_an_operators_error_with_a_note_is_the_programs(backend):
+    """The call is made again as it is, so that what stands in front of the operator has happened."""
+    refuse = refusing()
+    met = []
+
+    def fn(x):
+        met.append("before")
+        x = refuse(x)
+        met.append("behind")
+        return x + 1
+
+    compiled = torchsmith.compile(fn, backend=backend)
+    compiled(torch.ones(3))
+    with pytest.raises(ValueError, match="too much") as caught:
+        compiled(torch.full((3,), 4.0))
+    assert met == ["before", "behind", "before"]
+    assert caught.value.__notes__ == ["said by the operator"]
 
 
 @pytest.mark.parametrize("what", ["an input", "a draw", "nothing", "no draw"])

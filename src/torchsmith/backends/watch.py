@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import events
-from ..codes import BackendFailed, Unsupported
+from ..codes import BackendFailed, Unsupported, keep_as_backends
 from ..graph.eager import symbol_values
 from ..graph.spec import ASSUMED, FreshOutput, FunctionalGraph, InputOutput, TensorSpec, ViewOutput
 from ..graph.tracing import device_of
@@ -110,7 +110,7 @@ def watched(
                 again = isinstance(error, (Undone, Unsupported)) or not (written or key in drawing)
                 stays = "" if again else "it may have written to its inputs or drawn random numbers"
             if stays:
-                error.add_note(f"torchsmith: raised by what backend {name!r} compiled; {stays}")
+                keep_as_backends(error, f"torchsmith: raised by what backend {name!r} compiled; {stays}")
                 raise
             cause = error.__cause__ if isinstance(error, Undone) and isinstance(error.__cause__, Exception) else error
             return instead(key, inputs, said(cause), cause)

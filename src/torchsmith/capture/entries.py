@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .. import events
-from ..codes import BackendFailed, Forbidden
+from ..codes import Forbidden, is_of_backend
 from ..graph.sizes import expr_of
 from ..graph.spec import ASSUMED
 from ..ir.expr import Const, Expr, Sym, const, op
@@ -85,7 +85,7 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: st
         if str(error).startswith(ASSUMED):  # nothing is written by then
             events.emit("fallback", code="RUN004", at="", detail=str(error))
             return True
-        return not (isinstance(error, BackendFailed) or hasattr(error, "__notes__") or is_late)  # the backend's own, or too late
+        return not (is_of_backend(error) or is_late)
 
     if not kept and not graph.meta["draws"]:
         return call, may_go_on

@@ -13,6 +13,8 @@ import torch
 from torch._ops import OpOverload
 
 from ..runtime.values_only import values_only
+from .attention import NAMESPACE as ATTENTION
+from .steps import NAMESPACE as STEPS
 
 aten = torch.ops.aten
 
@@ -127,7 +129,7 @@ _RAISING = """index _unsafe_index index_put _unsafe_index_put index_select index
     _linalg_svd linalg_lstsq linalg_lu_solve lu_solve lu_unpack linalg_ldl_solve linalg_pinv linalg_inv_ex linalg_cholesky_ex
     linalg_ldl_factor_ex linalg_lu_factor_ex linalg_solve_ex _linalg_solve_ex _pack_padded_sequence _pad_packed_sequence"""
 _DIVIDING = frozenset({"div", "floor_divide", "remainder", "fmod"})
-KNOWN = frozenset({"aten", "prims", "torchvision", "torchsmith_attention"})  # libraries whose operators do nothing beside giving results
+KNOWN = frozenset({"aten", "prims", "torchvision", ATTENTION, STEPS})  # libraries whose operators do nothing beside giving results
 RAISING = frozenset(_RAISING.split()) | _DIVIDING
 
 
