@@ -20,8 +20,8 @@ from ..graph.sizes import SymTypes
 from . import attributes as at
 from . import hooks, torch_rows, transforms
 from .attributes import Raised
-from .calls import Args, Kwargs, is_allowed, row
-from .protocol import Machine
+from .calls import is_allowed, row
+from .protocol import Args, Kwargs, Machine
 
 Tensor = torch.Tensor
 

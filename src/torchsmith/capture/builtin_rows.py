@@ -21,8 +21,8 @@ from . import attributes as at
 from . import protocols as pr
 from .arrays import ArrayMethod, ArrayValue
 from .attributes import Raised
-from .calls import Args, Kwargs, row
-from .protocol import Machine
+from .calls import row
+from .protocol import Args, Kwargs, Machine
 from .source import Computed, FixedObject
 from .tensor_attrs import TensorMethod
 from .world import DELETED, MISSING, NULL, SCALARS, Identity, Momentary

@@ -24,17 +24,15 @@ import torch
 from ..codes import Unsupported
 from ..graph.sizes import SymTypes
 from ..ir.rows import rows
-from . import arrays, attempts, floats, overrides, peers, policy, tensor_attrs, torch_rows
+from . import arrays, attempts, floats, overrides, peers, policy, tensor_methods, torch_rows
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised, find
-from .protocol import Machine, Row
+from .protocol import Args, Kwargs, Machine, Row
 from .source import Attr, Computed, FixedObject, PartOf
 from .tensor_attrs import TensorMethod
 from .world import CONTAINERS, MISSING, PINNED_TYPES, SCALARS, UNCHANGING, container_base, is_binding, is_constant
 
-Args = list[Any]
-Kwargs = dict[str, Any]
 ROWS: dict[Any, Row] = {}
 BY_TYPE: dict[type, Callable[[Any, Any, Args, Kwargs], Any]] = {}
 Tensor = torch.Tensor
@@ -233,7 +231,7 @@ def _call_function(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if args and issubclass(type(args[0]), Tensor):
         name = policy.tensor_functions().get(fn)
         if name is not None:
-            return _tensor_method(m, args[0], name, args[1:], kwargs)
+            return tensor_methods.call_method(m, args[0], name, args[1:], kwargs)
     if peers.is_marked(fn):
         own = fn.__dict__.get("_torchdynamo_orig_callable")
         if not peers.is_disabled(fn):
@@ -373,7 +371,7 @@ def _call_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @by_type(TensorMethod)
 def _call_tensor_method(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-    return _tensor_method(m, fn.__self__, fn.__name__, args, kwargs)
+    return tensor_methods.call_method(m, fn.__self__, fn.__name__, args, kwargs)
 
 
 @by_type(arrays.ArrayMethod)
@@ -440,138 +438,6 @@ def _cached_inside(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     return m.made(m.native(functools._lru_cache_wrapper, [m.callback(args[0]), *args[1:]], kwargs, plain=True))
 
 
-# ---------------------------------------------------------------- tensor methods
-
-_VALUE_METHODS = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "equal",
-                            "__format__", "__repr__", "__str__", "allclose"})  # fmt: skip
-_STATE_METHODS = frozenset({"backward", "register_hook", "retain_grad", "data_ptr", "storage", "untyped_storage", "share_memory_", "pin_memory",
-                            "set_", "resize_as_", "record_stream", "__dlpack__", "apply_", "map_", "map2_", "_typed_storage", "cpu_",
-                            "register_post_accumulate_grad_hook", "__reduce_ex__", "__deepcopy__", "to_dense", "module_load",
-                            "is_set_to"})  # fmt: skip
-
-
-def _tensor_method(m: Machine, t: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
-    """A method of a tensor: a node, a Python value known while capturing, or refused."""
-    if m.modes or m.subclasses:
-        out = overrides.dispatched(m, "method", name, (t, *args), kwargs)
-        if out is not MISSING:
-            return out
-    found = TENSOR_METHODS.get(name)
-    if found is not None:
-        out = found(m, t, args, kwargs)
-        if out is not MISSING:
-            return out
-    if name in _VALUE_METHODS:
-        return m.tensor_value(t, name, f"tensor.{name}()", args, kwargs)
-    if name in _STATE_METHODS:
-        raise Unsupported("CAP026", at=m.loc(), detail=f"tensor.{name}()")
-    if m.world.tracks:
-        args = [m.index_key(a) for a in args]
-        kwargs = {k: m.index_key(v) for k, v in kwargs.items()}
-    if name == "__getitem__":
-        return pr.getitem(m, t, args[0])
-    if name == "__setitem__":
-        return pr.setitem(m, t, args[0], args[1])
-    return m.record("method", name, (t, *args), kwargs)
-
-
-TENSOR_METHODS: dict[str, Callable[[Any, Any, Args, Kwargs], Any]] = {}
-
-
-tensor_method = rows(TENSOR_METHODS, "row")
-
-
-@tensor_method("numpy")
-def _numpy(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    if args or kwargs.keys() - {"force"}:
-        return MISSING
-    return arrays.numpy_of(m, t, m.truth(kwargs.get("force", False)))
-
-
-@tensor_method("__array__")
-def _array(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    return MISSING if args or kwargs else arrays.numpy_of(m, t)
-
-
-@tensor_method("as_subclass")
-def _as_subclass(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    return overrides.cast(m, t, args[0] if args else kwargs.get("cls"))
-
-
-@tensor_method("requires_grad_")
-def _requires_grad_(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    value = bool(args[0] if args else kwargs.get("requires_grad", True))
-    if m.recorder.info(t).requires_grad != value:
-        tensor_attrs.set_requires_grad(m, t, value)
-    return t
-
-
-@tensor_method("__len__")
-def _len(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    return pr.length(m, t)
-
-
-@tensor_method("__iter__")
-def _iter(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    return pr.iterate(m, t)
-
-
-@tensor_method("get_device")
-def _get_device(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    device = torch_rows.tracing.device_of(t)
-    return -1 if device.type == "cpu" else device.index or 0
-
-
-@tensor_method("__hash__")
-def _hash(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    return m.call(id, [t], {})
-
-
-@tensor_method("is_set_to")
-def _is_set_to(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The same memory, seen in the same way? Of two inputs, which may share theirs in one call and not in another, nothing is said."""
-    other: Any = args[0] if args else kwargs.get("tensor")
-    if not issubclass(type(other), Tensor):
-        return MISSING
-    if torch_rows.tracing.storage(t) != torch_rows.tracing.storage(other):
-        if m.recorder.info(t).real is not None and m.recorder.info(other).real is not None:
-            raise Unsupported("CAP026", at=m.loc(), detail="tensor.is_set_to()")
-        return False
-    places = [(x.storage_offset(), tuple(x.shape), x.stride()) for x in (t, other)]
-    return pr.truth(m, pr.compare(m, "==", *places))
-
-
-@tensor_method("is_inference")
-def _is_inference(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    return m.recorder.is_inference(t)
-
-
-@tensor_method("is_pinned", "is_shared")
-def _never(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    return False
-
-
-@tensor_method("type")
-def _type(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) == 1 and not kwargs and type(args[0]) is type(torch.FloatTensor) and not args[0].is_cuda and args[0].layout is torch.strided:
-        return m.record("method", "type", (t, args[0].dtype), {}) if torch_rows.tracing.device_of(t).type == "cpu" else MISSING
-    if args or kwargs:
-        return MISSING
-    return _TYPE_NAMES.get(t.dtype, MISSING)
-
-
-_TYPE_NAMES = {
-    torch.float32: "torch.FloatTensor", torch.float64: "torch.DoubleTensor", torch.float16: "torch.HalfTensor",
-    torch.bfloat16: "torch.BFloat16Tensor", torch.int64: "torch.LongTensor", torch.int32: "torch.IntTensor", torch.int16: "torch.ShortTensor",
-    torch.int8: "torch.CharTensor", torch.uint8: "torch.ByteTensor", torch.bool: "torch.BoolTensor",
-}  # fmt: skip
-
-
-@tensor_method("__deepcopy__", "__copy__")
-def _copy(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    return MISSING
-
-
 # ---------------------------------------------------------------- C functions
 
 
@@ -591,7 +457,7 @@ def _call_builtin(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         owner = f"{type(args[0]).__name__}." if args and type(args[0]).__module__ == fn.__module__ else ""
         raise Unsupported("CAP014", at=m.loc(), detail=f"{fn.__module__}.{owner}{fn.__name__}")
     if issubclass(type(self), Tensor):
-        return _tensor_method(m, self, fn.__name__, args, kwargs)
+        return tensor_methods.call_method(m, self, fn.__name__, args, kwargs)
     if issubclass(type(self), type):
         return _call_class_builtin(m, fn, self, args, kwargs)
     return _call_bound(m, self, fn.__name__, fn, args, kwargs)
@@ -915,7 +781,7 @@ _METHOD_ROWS["__delattr__"] = _row_delattr
 def _call_method_wrapper(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     self = fn.__self__
     if issubclass(type(self), Tensor):
-        return _tensor_method(m, self, fn.__name__, args, kwargs)
+        return tensor_methods.call_method(m, self, fn.__name__, args, kwargs)
     if issubclass(type(self), (Function, types.MethodType)) and fn.__name__ in ("__call__", "__get__"):
         if fn.__name__ == "__call__":
             return m.call(self, args, kwargs)
@@ -939,7 +805,7 @@ def _call_descriptor(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.native(fn, args, kwargs)
     self = args[0]
     if issubclass(type(self), Tensor):
-        return _tensor_method(m, self, fn.__name__, args[1:], kwargs)
+        return tensor_methods.call_method(m, self, fn.__name__, args[1:], kwargs)
     if type(self) is arrays.ArrayValue:
         return arrays.method(m, self, fn.__name__, args[1:], kwargs)
     if fn.__objclass__ is type and fn.__name__ == "__call__":

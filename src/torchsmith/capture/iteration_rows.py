@@ -18,8 +18,8 @@ from ..graph import tracing
 from . import floats, policy
 from . import protocols as pr
 from .attributes import Raised
-from .calls import Args, Kwargs, row
-from .protocol import Machine
+from .calls import row
+from .protocol import Args, Kwargs, Machine
 from .world import SCALARS
 
 _cls: Any

@@ -29,9 +29,9 @@ from . import protocols as pr
 from .arrays import ArrayValue
 from .attributes import Raised
 from .builtin_rows import identity
-from .calls import Args, Kwargs, row
+from .calls import row
 from .native import no_python
-from .protocol import Machine
+from .protocol import Args, Kwargs, Machine
 from .resume import Later
 from .source import Attr, Computed, FixedObject, Item
 from .world import MISSING, PINNED_TYPES, SCALARS, container_base, entries, is_constant, own_dict

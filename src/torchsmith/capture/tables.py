@@ -1,4 +1,4 @@
-"""Every table of rows, filled: importing this file is what makes calls.ROWS, BY_TYPE and torch_rows.ROWS complete."""
+"""Every table of rows, filled: importing this file is what makes calls.ROWS, BY_TYPE, TENSOR_METHODS and torch_rows.ROWS complete."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from . import (  # noqa: F401  (they fill the tables)
     training_rows,
     transforms,
 )
-from .calls import Args, Kwargs
-from .protocol import Machine
+from .protocol import Args, Kwargs, Machine
 
 transforms.fill(torch_rows.ROWS, torch_rows.BY_CODE)
 

@@ -17,8 +17,8 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from ..codes import Unsupported
 from ..graph.tracing import device_of
 from . import torch_rows
-from .calls import Args, Kwargs, tensor_method
-from .protocol import Machine
+from .protocol import Args, Kwargs, Machine
+from .tensor_methods import tensor_method
 from .torch_rows import row
 from .world import own_dict
 
