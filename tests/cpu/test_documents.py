@@ -18,6 +18,7 @@ import torch
 
 import torchsmith
 from torchsmith import compiler, options
+from torchsmith.aot import front
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
@@ -108,6 +109,12 @@ def test_names_of_torch_compile_have_the_counterparts_that_are_said() -> None:
         found = torchsmith
         for part in name[1:].split("."):
             found = getattr(found, part)
+
+
+def test_the_options_of_packages_are_on_the_page_of_export() -> None:
+    table = (ROOT / "docs" / "export.md").read_text().partition("## Options and environment")[2].partition("\n\n`inductor_configs`")[0]
+    rows = re.findall(r"^\| `(?:aot_inductor\.)?(\w+)` \|", table, re.M)
+    assert sorted(rows) == sorted({*front.KNOWN, "libtorch"})
 
 
 def test_the_page_of_options_is_whole() -> None:
