@@ -76,6 +76,8 @@ def wait_for_background(timeout: float | None = None) -> bool:
 
     Functions that hold breaks are compiled in parts, each when a call first comes to it: call again and wait again.
     """
+    if not isinstance(timeout, int | float | None):
+        raise TypeError(f"timeout is a number of seconds, not {timeout!r}")
     return background.wait(timeout)
 
 
@@ -167,6 +169,8 @@ def nonstrict_trace(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises TypeError for what cannot be called.
     """
+    if not callable(fn):
+        raise TypeError(f"nonstrict_trace takes a callable, not {type(fn).__name__}")
     return allow_in_graph(fn)  # type: ignore[no-any-return]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 from typing import Any
@@ -41,6 +42,8 @@ def default_decompositions() -> CustomDecompTable:
 def unflatten(module: ExportedProgram, flat_args_adapter: Any = None) -> nn.Module:
     """The program as a module with the exported module's tree of submodules, which hold its parameters and buffers under their names.
     It runs as a whole: its submodules cannot be called or exchanged."""
+    if not isinstance(module, ExportedProgram):
+        raise TypeError(f"unflatten takes a program of torchsmith.export.export, not {type(module).__name__}")
     if flat_args_adapter is not None:
         raise ValueError("an exported program of torchsmith takes no flat_args_adapter: call it with the structure it was exported with")
     return module.module()
@@ -48,6 +51,8 @@ def unflatten(module: ExportedProgram, flat_args_adapter: Any = None) -> nn.Modu
 
 def register_dataclass(cls: type, *, serialized_type_name: str | None = None) -> None:
     """Arguments and results may hold objects of this dataclass; a package's caller has to register it too, under the same name."""
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+        raise TypeError(f"register_dataclass takes a dataclass, not {cls!r}")
     name = serialized_type_name or f"{cls.__module__}.{cls.__qualname__}"
     pytree.register_dataclass(cls, serialized_type_name=name)
 

@@ -57,9 +57,25 @@ def test_logs_at_run_time(capfd):
         torchsmith.compiler.config._changed.pop("trace_enabled", None)
 
 
+def other_call(x):
+    calls = torchsmith.export.AdditionalInputs()
+    calls.add((x,))
+    torchsmith.export.export(scaled, (torch.ones(3),), dynamic_shapes=calls)
+
+
 @pytest.mark.parametrize(("call", "kind", "words"), [
     (lambda p: torchsmith.mark_dynamic(torch.ones(2), None), TypeError, "dimensions are integers, not None"),
     (lambda p: torchsmith.Dim("a", min=2.0), TypeError, "min and max are integers, not 2.0"),
+    (lambda p: torchsmith.Dim.AUTO(min=5, max=2), ValueError, "Dim.AUTO: max 2 is below min 5"),
+    (lambda p: torchsmith.Dim("a") - torchsmith.Dim("b"), TypeError, "a positive integer times a Dim, plus an integer"),
+    (lambda p: 2 * torchsmith.Dim("a") - torchsmith.Dim("b"), TypeError, "a positive integer times a Dim, plus an integer"),
+    (lambda p: torchsmith.export.ShapesCollection().__setitem__(3, {}), TypeError, "indexed by the tensors .*, not by int"),
+    (lambda p: torchsmith.export.AdditionalInputs().add(torch.ones(3)), TypeError, "arguments as a tuple, .*, not Tensor"),
+    (lambda p: other_call(torch.ones(3, 3)), ValueError, r"a tensor of sizes \(3, 3\) instead of a tensor of sizes \(3,\) is no"),
+    (lambda p: torchsmith.export.unflatten(3), TypeError, "unflatten takes a program of .*, not int"),
+    (lambda p: torchsmith.export.register_dataclass(int), TypeError, "takes a dataclass, not <class 'int'>"),
+    (lambda p: torchsmith.compiler.nonstrict_trace(3), TypeError, "nonstrict_trace takes a callable, not int"),
+    (lambda p: torchsmith.compiler.wait_for_background("x"), TypeError, "timeout is a number of seconds, not 'x'"),
     (lambda p: torchsmith.export.export(scaled, (torch.ones(3),), [1]), TypeError, "as a dict, not list"),
     (lambda p: torchsmith.export.export(torch.jit.trace(nn.ReLU(), torch.ones(3)), (torch.ones(3),)), TypeError, "TorchScript"),
     (lambda p: torchsmith.export.export(scaled, (), {"by": 3}), TypeError, r"do not fit scaled\(x: .*missing a required argument"),

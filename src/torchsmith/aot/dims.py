@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..codes import Unsupported, define
@@ -29,10 +30,20 @@ class Hint:
     max: int | None = None
 
     def __call__(self, *, min: int | None = None, max: int | None = None) -> Hint:
+        _check_bounds(repr(self), min, max)
         return Hint(self.kind, min, max)
 
     def __repr__(self) -> str:
         return f"Dim.{self.kind.upper()}"
+
+
+def _check_bounds(what: str, low: Any, high: Any) -> None:
+    if not all(bound is None or (isinstance(bound, int) and not isinstance(bound, bool)) for bound in (low, high)):
+        raise TypeError(f"{what}: min and max are integers, not {low!r} and {high!r}")
+    if low is not None and low < 0:
+        raise ValueError(f"{what}: min is {low}; sizes are not negative")
+    if low is not None and high is not None and high < low:
+        raise ValueError(f"{what}: max {high} is below min {low}")
 
 
 class Dim:
@@ -49,12 +60,7 @@ class Dim:
     def __init__(self, name: str, *, min: int | None = None, max: int | None = None) -> None:
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"Dim's name must be an identifier, not {name!r}")
-        if not all(bound is None or (isinstance(bound, int) and not isinstance(bound, bool)) for bound in (min, max)):
-            raise TypeError(f"Dim {name}: min and max are integers, not {min!r} and {max!r}")
-        if min is not None and min < 0:
-            raise ValueError(f"Dim {name}: min is {min}; sizes are not negative")
-        if min is not None and max is not None and max < min:
-            raise ValueError(f"Dim {name}: max {max} is below min {min}")
+        _check_bounds(f"Dim {name}", min, max)
         self.__name__, self.min, self.max = name, min, max
 
     def __repr__(self) -> str:
@@ -65,7 +71,7 @@ class Dim:
         return Derived(self, 1, other)
 
     def __sub__(self, other: int) -> Derived:
-        return Derived(self, 1, -other)
+        return Derived(self, 1, -other if isinstance(other, int) else other)
 
     def __mul__(self, other: int) -> Derived:
         return Derived(self, other, 0)
@@ -89,7 +95,7 @@ class Derived:
         return Derived(self.root, self.scale, self.shift + other)
 
     def __sub__(self, other: int) -> Derived:
-        return Derived(self.root, self.scale, self.shift - other)
+        return Derived(self.root, self.scale, self.shift - other if isinstance(other, int) else other)
 
     def __mul__(self, other: int) -> Derived:
         return Derived(self.root, self.scale * other, self.shift * other)
@@ -109,11 +115,13 @@ class ShapesCollection:
         self._rows: dict[int, tuple[Any, Any]] = {}  # id of a tensor -> it, its declarations
 
     def __setitem__(self, tensor: Any, row: Any) -> None:
+        _check_is_tensor(tensor)
         if id(tensor) in self._rows and self._rows[id(tensor)][1] != row:
             raise ValueError(f"ShapesCollection has other sizes for this tensor already: {self._rows[id(tensor)][1]}")
         self._rows[id(tensor)] = (tensor, row)
 
     def __getitem__(self, tensor: Any) -> Any:
+        _check_is_tensor(tensor)
         return self._rows.setdefault(id(tensor), (tensor, {}))[1]
 
     def __len__(self) -> int:
@@ -133,6 +141,11 @@ class ShapesCollection:
         return found
 
 
+def _check_is_tensor(key: Any) -> None:
+    if not isinstance(key, Tensor):
+        raise TypeError(f"a ShapesCollection is indexed by the tensors among the arguments, not by {type(key).__name__}")
+
+
 def _nest(m: Any, rows: list[Any], spec: Any) -> dict[str, Any]:
     """Declarations of leaves as a nest that follows the arguments of m."""
     args, kwargs = pytree.tree_unflatten(rows, spec)
@@ -146,6 +159,9 @@ class AdditionalInputs:
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
+        if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping | None):
+            said = type(kwargs if isinstance(args, tuple | list) else args).__name__
+            raise TypeError(f"AdditionalInputs.add takes a call's arguments as a tuple, and its keyword arguments as a dict, not {said}")
         self._calls.append((tuple(args), dict(kwargs or {})))
 
     def dynamic_shapes(self, m: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -171,11 +187,15 @@ class AdditionalInputs:
                 sizes, other = getattr(a, "shape", None), getattr(b, "shape", None)
                 if sizes is None or other is None or len(sizes) != len(other):
                     if type(a) is not type(b) or sizes is not None or a != b:
-                        raise ValueError(f"AdditionalInputs: {b!r} instead of {a!r} is no difference of sizes")
+                        raise ValueError(f"AdditionalInputs: {_told(b)} instead of {_told(a)} is no difference of sizes")
                     continue
                 row = rows.setdefault(number, {})
                 row.update({d: Dim.DYNAMIC for d, (n, m) in enumerate(zip(sizes, other, strict=True)) if n != m})
         return rows
+
+
+def _told(leaf: Any) -> str:
+    return f"a tensor of sizes {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else repr(leaf)
 
 
 def ours(row: Any) -> Any:
