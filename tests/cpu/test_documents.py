@@ -100,6 +100,15 @@ def test_documents_name_files_that_exist() -> None:
     assert not wrong
 
 
+def test_figures_of_the_readme_are_those_of_the_page_of_figures() -> None:
+    """Each number of "times as fast", as it stands there or rounded."""
+    there = {float(n) for n in re.findall(r"\d+\.\d+", (ROOT / "docs" / "figures.md").read_text())}
+    there |= {round(n, 1) for n in there}
+    said = [m for m in re.split(r"\n\n|\n[|-] ", (ROOT / "README.md").read_text()) if "times as fast" in " ".join(m.split())]
+    assert len(said) >= 3
+    assert {float(n) for m in said for n in re.findall(r"(?<![\w.\"=])\d\.\d+(?![\w.])", m)} <= there
+
+
 def test_names_of_torch_compile_have_the_counterparts_that_are_said() -> None:
     """docs/names.md: whatever of torchsmith a row names exists; the names of exceptions on the left are PyTorch's."""
     text = (ROOT / "docs" / "names.md").read_text()
