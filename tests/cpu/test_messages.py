@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ def test_functions_are_named() -> None:
         torchsmith.compile(lambda x: torch.cond(x.sum() > 0, torch.rand_like, torch.cos, (x,)), fullgraph=True)(X)
     with pytest.raises(torchsmith.Unsupported, match=r"GRA004.*\(int\(\[item\(\) at .*test_messages.py:\d+\]\)\)"):
         torchsmith.compile(lambda x: [x] * int(x.sum()), fullgraph=True)(X)
+    with pytest.raises(torchsmith.Unsupported, match=r"CAP016.*random numbers of Python.*Random.random of random"):
+        torchsmith.compile(lambda x: x + random.random(), fullgraph=True)(X)
     with pytest.raises(torchsmith.Unsupported, match="set_num_threads, which changes state"):
         torchsmith.compile(lambda x: (torch.set_num_threads(1), x)[1], fullgraph=True)(X)
 

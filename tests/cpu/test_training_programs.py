@@ -24,7 +24,7 @@ CODES: dict[str, set[str]] = {
     "anomaly_mode": {"API001"}, "autocast_and_scaler": {"CAP020"},
     "embeddings_of_every_kind": {"CAP021", "GRA011"}, "error_behind_backward": {"CAP006"}, "error_in_a_hook": {"CAP006"},
     "errors_that_are_caught": {"CAP006", "CAP025"},
-    "layers_dropped_at_random": {"AUT003", "CAP011", "CAP023"},
+    "layers_dropped_at_random": {"AUT003", "CAP011", "CAP016", "CAP023"},
     "lbfgs_with_closure": {"CAP020"}, "loss_that_is_not_a_number": {"AUT003", "CAP020"},
     "module_hook_comes_and_goes": {"AUT003", "CAP026"},
 }  # fmt: skip

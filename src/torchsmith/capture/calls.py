@@ -559,7 +559,8 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
             elif name in _IDENTITY_METHODS:
                 return m.native(getattr(self, name), args, kwargs, plain=True)
             else:
-                raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__}.{name} of {track.source}")
+                code = _REFUSED.get(t.__module__.partition(".")[0].lstrip("_"), "CAP011")  # the generator of random numbers, an open file
+                raise Unsupported(code, at=m.loc(), detail=f"{t.__name__}.{name} of {track.source}")
         if name == "__setitem__" and len(args) == 2 and issubclass(t, list):
             return pr.setitem(m, self, *args)
         if name == "append" and t is list and len(args) == 1 and not kwargs:

@@ -185,7 +185,7 @@ class Machine:
             if fits:
                 self.recorder.data.add(str(value.source))
                 return
-        raise Unsupported("CAP023", at=self.loc(), detail=f"a {kind.__name__} that Python computed")
+        raise Unsupported("CAP023", at=self.loc(), detail=f"{kind.__name__}, a value that Python computed")
 
     def taken_up(self, value: Any) -> Any:
         """A value of a split frame, read under guards if nothing has looked at it yet."""
