@@ -390,7 +390,8 @@ def compare(seed: int, steps: int, calls: int = 4) -> list[str]:
                 got = [*compiled(*mine), *mine]
                 # half precision is rounded where eager stores it, float32 nowhere else: what follows a half value is as near as that
                 near = 5e-2 if HALF & {t.dtype for t in want} or halves.seen or seed % 8 == 0 else 1e-3
-                check(got, want, near, lambda k, args=args: eager(copies(args, lambda x: shaken(x, k))), f"call {turn}")
+                way = torch.bfloat16 if seed % 8 == 0 else torch.float32  # an argmax between values rounded alike may be another one
+                check(got, want, near, lambda k, args=args, way=way: eager(copies(args, lambda x: shaken(x, k, way))), f"call {turn}")
             assert shared(got) == shared(want), (turn, shared(got), shared(want))
             for k, (g, w) in enumerate(zip(got, want, strict=True)):
                 other = [a for a, b, n in zip(g.stride(), w.stride(), w.shape, strict=True) if n > 1 and a != b]

@@ -74,12 +74,12 @@ NEAR = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 HALF = frozenset(NEAR)
 
 
-def shaken(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """`x` with every float moved by about its last digit, its layout kept."""
+def shaken(x: torch.Tensor, seed: int, way: torch.dtype = torch.float32) -> torch.Tensor:
+    """`x` with every float moved by about its last digit, its layout kept. way: the shortest floats that it is rounded to on its way."""
     if not x.dtype.is_floating_point:
         return x
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(x.device)
-    step = 1e-6 if x.dtype not in HALF else torch.finfo(x.dtype).eps
+    step = max([1e-6, *(torch.finfo(d).eps for d in (x.dtype, way) if d in HALF)])
     return torch.empty_like(x).copy_((x.double() * (1 + step * noise)).to(x.dtype))
 
 
