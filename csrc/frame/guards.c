@@ -150,6 +150,13 @@ static PyObject *read_property(PyObject *t, PyObject *name, int dim) {
   return PyLong_FromLongLong(!strcmp(what, "size") ? sizes[dim] : strides[dim]);
 }
 
+/* Is this an attribute of which an object never gets another one? */
+static int is_part(PyObject *obj, PyObject *name) {
+  if (PyFunction_Check(obj)) return PyUnicode_CompareWithASCIIString(name, "__closure__") == 0;
+  if (Py_IS_TYPE(obj, &PyProperty_Type)) return PyUnicode_ReadChar(name, 0) == 'f'; /* fget, fset, fdel */
+  return (Py_IS_TYPE(obj, &PyStaticMethod_Type) || Py_IS_TYPE(obj, &PyClassMethod_Type)) && PyUnicode_CompareWithASCIIString(name, "__func__") == 0;
+}
+
 /* What a pure function gives for the values of other nodes; where it raises there is no value, and the program itself shall raise it. */
 static int take_first(PyObject *held, void *out) {
   if (!*(PyObject **)out) *(PyObject **)out = held;
@@ -233,7 +240,7 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
   case NODE_MODULE_DICT: {
     keep = static_base(c, n->base);
     PyObject *d = own_attribute(c, n->base, base, n->extra, keep);
-    if (!d || !PyDict_Check(d)) return NULL;
+    if (!d || !PyDict_Check(d) || own_attribute(c, n->base, base, n->key, 0)) return NULL; /* the object's own is asked first */
     if (keep) note_dict(c, n->base, d);
     v = PyDict_GetItemWithError(d, n->key);
     break;
@@ -278,13 +285,9 @@ static PyObject *node_eval(Check *c, int i, int *is_static) {
     v = dict_item_of(base, n->key);
     break;
   case NODE_GETATTR:
-    if (PyFunction_Check(base) && PyFunction_GET_CLOSURE(base) && PyUnicode_CompareWithASCIIString(n->key, "__closure__") == 0) {
-      v = PyFunction_GET_CLOSURE(base); /* a function never gets another one */
-      keep = static_base(c, n->base);
-      break;
-    }
     v = PyObject_GetAttr(base, n->key);
     if (!v && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    *is_static = v && is_part(base, n->key) && static_base(c, n->base);
     return v;
   case NODE_TENSOR_PROPERTY: return read_property(base, n->key, n->arg);
   case NODE_COMPUTED: return compute(c, n);

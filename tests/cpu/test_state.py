@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import builtins
+import copy
 import functools
 import gc
 import importlib
@@ -266,7 +267,57 @@ class Passes(torch.nn.Module):
         return x, getattr(self, "more", 0)
 
 
-BARE = Bare()
+class Data:
+    def __get__(self, obj: Any, owner: Any) -> int:
+        return 55
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        pass
+
+
+class Named(type):
+    pass
+
+
+class Holds(metaclass=Named):
+    kept = 2
+
+    def __init__(self) -> None:
+        self.own, self.kept = 1, 3
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.inner, self.n = torch.nn.Parameter(torch.ones(6)), torch.nn.Identity(), 2.0
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x) * self.w * self.n
+
+
+class Cached:
+    own = functools.cached_property(lambda self: 5)
+
+
+BARE, HOLDS = Bare(), Holds()
+
+
+def with_own() -> Callable[[Tensor], Any]:
+    held = Holds()
+
+    def fn(x: Tensor) -> Any:
+        held.own = held.own + 1
+        made = Holds()
+        return x, held.own, made.own, sorted(vars(made))
+
+    return fn
+
+
+def unpacked(x: Tensor) -> Any:
+    try:
+        return x, dict(**BARE)  # type: ignore[arg-type]
+    except TypeError as e:
+        return x, str(e).rpartition(" argument")[2]
 
 
 def with_attribute(x: Tensor) -> Any:
@@ -300,9 +351,26 @@ PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
     "new truth of objects": (lambda: lambda x: x + 1 if BARE else x - 1, Bare, "__bool__", (lambda self: False,)),
     "new length of objects": (lambda: lambda x: x + 1 if BARE else x - 1, Bare, "__len__", (lambda self: 0,)),
     "new equality": (lambda: lambda x: (x, BARE == 3, BARE != 3), Bare, "__eq__", (lambda self, other: True,)),
+    "new equality, asked by C": (lambda: lambda x: (x, [BARE].count(3), BARE in [3]), Bare, "__eq__", (lambda self, o: True,)),
+    "new hash": (lambda: lambda x: (x, len({BARE: 1, Bare(): 2})), Bare, "__hash__", (None,)),
     "new way to make objects": (lambda: lambda x: (x, type(Bare())), Bare, "__new__", (staticmethod(lambda cls: 7),)),
     "new way to initialise": (lambda: lambda x: (x, vars(Bare())), Bare, "__init__", (lambda self: setattr(self, "v", 1),)),
     "new way to set": (lambda: with_attribute, Bare, "__setattr__", (lambda self, name, value: None,)),
+    "property over an attribute": (lambda: lambda x: (x, HOLDS.own), Holds, "own", (property(lambda self: 44),)),
+    "descriptor over an attribute": (lambda: lambda x: (x, HOLDS.own, HOLDS.kept), Holds, "own", (7, Data())),
+    "descriptor over both": (lambda: lambda x: (x, HOLDS.own, HOLDS.kept), Holds, "kept", (7, Data())),
+    "descriptor over what is written": (with_own, Holds, "own", (7, Data())),
+    "property over a parameter": (Layer, Layer, "w", (3.0, property(lambda self: 44.0))),
+    "property over a submodule": (Layer, Layer, "inner", (property(lambda self: torch.sin),)),
+    "property over a module's number": (Layer, Layer, "n", (3.0, property(lambda self: 44.0))),
+    "new way to be called": (lambda: lambda x: (x, BARE(x)), Bare, "__call__", (lambda self, x: 4,)),  # type: ignore[operator]
+    "another cached property": (lambda: lambda x: (x, Cached().own), Cached, "own", (Data(), 3)),
+    "cached property without a name": (lambda: lambda x: (x, getattr(Bare(), "own", 0)), Bare, "own", (functools.cached_property(len),)),
+    "attribute of the metaclass": (lambda: lambda x: (x, Holds.kept, getattr(Holds, "more", 0)), Named, "more", (5,)),
+    "descriptor of the metaclass": (lambda: lambda x: (x, Holds.kept), Named, "kept", (5, Data())),
+    "way of the metaclass to look up": (lambda: lambda x: (x, getattr(Holds, "more", 0)), Named, "__getattr__", (lambda cls, name: name,)),
+    "new way to be unpacked": (lambda: unpacked, Bare, "keys", (lambda self: [],)),
+    "new way to make copies": (lambda: lambda x: (x, type(copy.copy(BARE))), Bare, "__new__", (staticmethod(lambda cls: 7),)),
     "math": (lambda: lambda x: x * sys.modules["math"].pi, sys.modules["math"], "pi", (3.0,)),
 }
 
@@ -311,6 +379,17 @@ PATCHES: dict[str, tuple[Make, Any, str, tuple[Any, ...]]] = {
 def test_patches_between_calls(what: str) -> None:
     make, owner, name, values = PATCHES[what]
     patched(make, owner, name, *values)
+
+
+@pytest.mark.parametrize(("name", "value"), [("w", 3.0), ("inner", torch.sin)])
+def test_an_attribute_over_what_a_module_registers(name: str, value: Any) -> None:
+    made: list[Layer] = []
+
+    def make() -> Layer:
+        made[:] = [Layer()]
+        return made[0]
+
+    agree(make, [None, lambda: vars(made[0]).update({name: value})])
 
 
 def test_attributes_looked_up_in_another_way() -> None:

@@ -68,16 +68,41 @@ def is_users(m: Machine, cls: type, name: str) -> bool:
 
 
 def class_guard(m: Machine, cls: type, name: str, value: Any) -> None:
-    """A class attribute that was relied on must stay what it is (classes written in C are what they are)."""
-    if not cls.__flags__ & _HEAP:
+    """A class attribute that was relied on must stay what it is, and one that is MISSING must stay away (classes written in C are what
+    they are)."""
+    if not _may_change(m, cls, name):
         return
-    if id(cls) in m.world.fresh_pinned or is_written(m, cls, name):
-        return
-    source = Attr(FixedObject(cls, cls.__qualname__), name, "type")
-    if type(value) in SCALARS:
-        m.world.guard(source, "equals", value)
+    owner = FixedObject(cls, cls.__qualname__)
+    source = Attr(owner, name, "type")
+    if value is MISSING:
+        m.world.guard(owner, "missing", name)
+    elif type(value) in _WRAPPERS and not policy.is_trusted(cls.__module__):  # held by its functions, which can be held weakly
+        m.world.guard(source, "type", type(value))
+        for part in _WRAPPERS[type(value)]:
+            m.world.pin_weakly(getattr(value, part), Attr(source, part, "getattr"))
     else:
-        m.world.guard(source, "identity", value)
+        m.world.pin_weakly(value, source)
+
+
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    property: ("fget", "fset", "fdel"), classmethod: ("__func__",), staticmethod: ("__func__",), functools.cached_property: ("func", "attrname"),
+}  # fmt: skip
+
+
+def own_guard(m: Machine, cls: type, name: str, value: Any) -> None:
+    """An object's own attribute counts, whatever its class holds by that name (`value`), as long as that is no data descriptor."""
+    if (cls, name) in m.own_names:
+        return
+    m.own_names.add((cls, name))
+    if value is MISSING:
+        class_guard(m, cls, name, MISSING)
+    elif _may_change(m, cls, name):
+        m.world.guard(Attr(FixedObject(cls, cls.__qualname__), name, "type"), "type", type(value))
+
+
+def _may_change(m: Machine, cls: type, name: str) -> bool:
+    """Could this attribute of a class be another one in a later call?"""
+    return bool(cls.__flags__ & _HEAP) and id(cls) not in m.world.fresh_pinned and not is_written(m, cls, name)
 
 
 def is_written(m: Machine, cls: type, name: str) -> bool:
@@ -190,13 +215,16 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
         inner = world.tracks.get(id(d))
         if inner is not None and inner.image is not None:  # the dictionary was read whole: writes of both kinds are in its image
             if name in inner.image:
+                own_guard(m, t, name, cattr)
                 return inner.image[name]
         elif attrs is not None and name in attrs:
             if attrs[name] is not DELETED:
+                own_guard(m, t, name, cattr)
                 return attrs[name]
             is_known = True  # that it was there is guarded already
         elif d is not None and name in d:
             world.use(track)
+            own_guard(m, t, name, cattr)
             if attrs and name in _STATE and issubclass(t, torch.nn.Module):
                 _show_writes(m, attrs, name, world.wrap(d[name], Attr(track.source, name, "instance")))
             return world.wrap(d[name], Attr(track.source, name, "instance"))
@@ -209,6 +237,7 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
     else:
         d = _dict_of(obj)
         if d is not None and name in d:
+            own_guard(m, t, name, cattr)
             if type(d[name]) is Ticket and not is_torchs(m):
                 m.settle(d[name])
             return d[name]
@@ -223,15 +252,9 @@ def default_getattribute(m: Machine, obj: Any, t: type, name: str, fallback: boo
             return m.call(getter, [obj, name], {})
         if getter is not MISSING:
             return m.call(_in_c(m, t, "__getattr__", getter), [obj, name], {})
-        lack_guard(m, t, "__getattr__")
-    lack_guard(m, t, name)
+        class_guard(m, t, "__getattr__", MISSING)
+    class_guard(m, t, name, MISSING)
     raise Raised(_attribute_error(obj, t, name))
-
-
-def lack_guard(m: Machine, cls: type, name: str) -> None:
-    """This class of the program's may get such an attribute."""
-    if cls.__flags__ & _HEAP and id(cls) not in m.world.fresh_pinned and not is_written(m, cls, name):
-        m.world.guard(FixedObject(cls, cls.__qualname__), "missing", name)
 
 
 def _in_c(m: Machine, t: type, name: str, method: Any) -> Any:
@@ -290,6 +313,9 @@ def _get_descriptor(m: Machine, cattr: Any, obj: Any, t: type, name: str, track:
         class_guard(m, t, name, cattr)
         return cattr.__func__
     if ct is functools.cached_property:
+        class_guard(m, t, name, cattr)
+        if cattr.attrname is None:
+            raise Raised(TypeError("Cannot use cached_property instance without calling __set_name__ on it."))
         value = m.call(cattr.func, [obj], {})
         _store_instance(m, obj, t, cattr.attrname, value)
         return value
@@ -374,6 +400,7 @@ def _module_attr(m: Machine, obj: Any, name: str, track: Track | None) -> Any:
         if track is None or (track.attrs and where in track.attrs):
             d = (track.attrs[where] if track is not None and track.attrs else obj.__dict__.get(where)) or {}
             if name in d:
+                own_guard(m, type(obj), name, MISSING)
                 return d[name]
             continue
         d = obj.__dict__.get(where)
@@ -382,14 +409,16 @@ def _module_attr(m: Machine, obj: Any, name: str, track: Track | None) -> Any:
         inner = m.world.tracks.get(id(d))
         if inner is not None and inner.dirty:
             if name in inner.image:
+                own_guard(m, type(obj), name, MISSING)
                 return inner.image[name]
             continue
         if name in d:
             m.world.use(track)
+            own_guard(m, type(obj), name, MISSING)
             return m.world.wrap(d[name], Attr(track.source, name, via))  # type: ignore[arg-type]
     if track is not None:
         m.world.guard(track.source, "missing", name)
-    lack_guard(m, type(obj), name)
+    class_guard(m, type(obj), name, MISSING)
     raise Raised(_attribute_error(obj, type(obj), name))
 
 
@@ -429,6 +458,7 @@ def _class_attr(m: Machine, cls: type, name: str) -> Any:
         return value if name != "__doc__" else m.world.wrap(value, None)
     value = find(m, cls, name)
     if value is not MISSING:
+        own_guard(m, meta, name, mattr)
         vt = type(value)
         if vt is Function:
             class_guard(m, cls, name, value)
@@ -440,6 +470,7 @@ def _class_attr(m: Machine, cls: type, name: str) -> Any:
             class_guard(m, cls, name, value)
             return value.__func__
         if issubclass(type(value), property) or vt is functools.cached_property:
+            class_guard(m, cls, name, value)
             return value
         if issubclass(cls, enum.Enum):
             return _bound(m, cls, cls, name)
@@ -454,12 +485,13 @@ def _class_attr(m: Machine, cls: type, name: str) -> Any:
             return m.call(getter, [m.world.wrap(value, Attr(FixedObject(cls, cls.__qualname__), name, "type")), None, cls], {})
         class_guard(m, cls, name, value)
         return _bound(m, cls, cls, name)
-    if (is_users or mattr is MISSING) and id(cls) not in m.world.fresh_pinned:
-        m.world.guard(FixedObject(cls, cls.__qualname__), "missing", name)
+    if is_users or mattr is MISSING:
+        class_guard(m, cls, name, MISSING)
     if mattr is MISSING:
+        class_guard(m, meta, name, MISSING)
         getter = find(m, meta, "__getattr__")
+        class_guard(m, meta, "__getattr__", getter)
         if issubclass(type(getter), Function) and not policy.is_trusted(meta.__module__):
-            class_guard(m, meta, "__getattr__", getter)
             return m.call(getter, [cls, name], {})
     elif is_users:
         return _get_descriptor(m, mattr, cls, meta, name, None)
@@ -652,6 +684,7 @@ def default_setattr(m: Machine, obj: Any, t: type, name: str, value: Any) -> Non
         else:
             m.world.set_attr(track, name, value)
         return
+    own_guard(m, t, name, cattr)
     _store_instance(m, obj, t, name, value)
 
 
@@ -718,6 +751,8 @@ def default_delattr(m: Machine, obj: Any, t: type, name: str) -> None:
         return
     if remover is MISSING and cattr is not MISSING and hasattr(type(cattr), "__set__"):
         raise Raised(AttributeError("__delete__"))
+    if remover is MISSING and not issubclass(type(obj), PINNED_TYPES):
+        own_guard(m, t, name, cattr)
     if track is None and not issubclass(type(obj), PINNED_TYPES):
         m.native(object.__delattr__, [obj, name], {})
         return

@@ -154,10 +154,7 @@ def issubclass_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
 @row(callable)
 def callable_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     t = type_of(m, args[0])
-    if t.__flags__ & 0x200 and (own := at.find(m, t, "__call__")) is not MISSING:
-        at.class_guard(m, t, "__call__", own)
-    elif t.__flags__ & 0x200 and id(t) not in m.world.fresh_pinned:
-        m.world.guard(FixedObject(t, t.__qualname__), "missing", "__call__")
+    at.class_guard(m, t, "__call__", at.find(m, t, "__call__"))
     return callable(args[0]) or issubclass(type(args[0]), (TensorMethod, ArrayMethod))
 
 

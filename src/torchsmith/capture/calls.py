@@ -102,6 +102,7 @@ def _call_object(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     if t is type(functools.cmp_to_key(max)):  # keeps what it is given
         return fn(*args, **kwargs)
     if f is MISSING:
+        at.class_guard(m, t, "__call__", MISSING)
         raise Raised(TypeError(f"'{t.__name__}' object is not callable"))
     name = t.__dict__.get("__qualname__")  # of a function that Cython made, say
     said = f"{name.__get__(fn)}, a " if type(name) is types.GetSetDescriptorType else "a call of "

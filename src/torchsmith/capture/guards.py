@@ -145,11 +145,13 @@ def _attribute(obj: Any, name: str, via: str) -> Any:
     if via == "own":
         own = _own_dict(obj)
         return MISSING if own is None else own
+    if via != "instance" and name in (_own_dict(obj) or _NO_NAMES):  # which Python asks first
+        return MISSING
     return names_of(obj, via).get(name, MISSING)
 
 
 def names_of(obj: Any, via: str) -> Any:
-    """The dictionary in which an attribute of an object is looked up: via "instance", "param", "buffer" or "module"."""
+    """The dictionary in which an attribute of an object is found: via "instance", "param", "buffer" or "module"."""
     own = _own_dict(obj)
     if own is None:
         return _NO_NAMES

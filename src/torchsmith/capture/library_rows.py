@@ -70,6 +70,7 @@ def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
         out = m.call(own, [obj, memo] if deep else [obj], {})
         memo[key] = out
         return out
+    at.class_guard(m, t, "__new__", at.find(m, t, "__new__"))
     if issubclass(t, torch.nn.Module) or any(pr.special(m, t, name) for name in _OF_COPIES) or at.is_users(m, t, "__new__"):
         raise Unsupported("CAP011", at=m.loc(), detail=f"a copy of a {t.__name__}")
 

@@ -84,6 +84,8 @@ class Machine:
             self.stamps.stop()
         self.found: dict[tuple[type, str], Any] = {}
         self.data_types: dict[type, bool] = {}
+        self.compared: set[type] = set()  # classes whose objects C compared
+        self.own_names: set[tuple[type, str]] = set()  # names that an object's own attributes have: attributes.own_guard
         self.exc: BaseException | None = None
         self.raised: BaseException | None = None  # the program's last exception, and where it was raised
         self.raised_at = ""
@@ -344,10 +346,7 @@ class Machine:
         elif not policy.is_trusted(str(fn.__globals__.get("__name__", ""))):
             self.world.guard(base, "function", (fn.__code__, fn.__defaults__, fn.__kwdefaults__))
         for n, cell in enumerate(fn.__closure__ or ()):
-            if pinned is not None:
-                self.cell_sources.setdefault(id(cell), Item(Item(Attr(base, "__closure__", "getattr"), n), "cell_contents"))
-            else:
-                self.cell_sources.setdefault(id(cell), Item(FixedObject(cell, f"{fn.__qualname__}.{fn.__code__.co_freevars[n]}"), "cell_contents"))
+            self.cell_sources.setdefault(id(cell), Item(Item(Attr(base, "__closure__", "getattr"), n), "cell_contents"))
             self.world.keep.append(cell)
         return base
 

@@ -70,14 +70,28 @@ def _runs_python(key: Any) -> bool:
     return t not in SCALARS and (type(t.__hash__) is types.FunctionType or type(t.__eq__) is types.FunctionType)
 
 
-def _holds_objects(value: Any) -> bool:
-    """Does this container hold, at any depth, objects of classes in Python?"""
+def _holds_objects(m: Machine, value: Any) -> bool:
+    """Does this container hold, at any depth, objects of classes in Python? These may be compared."""
     inside = (*value, *value.values()) if isinstance(value, dict) else (value.start, value.stop, value.step) if type(value) is slice else value
+    found = False
     for x in inside:
         t = type(x)
-        if t not in SCALARS and (t.__flags__ & 0x200 or (t in _SCANNED and _holds_objects(x))) and not issubclass(t, torch.Tensor):
-            return True
-    return False
+        if t in SCALARS or issubclass(t, torch.Tensor):
+            continue
+        if t.__flags__ & 0x200:
+            found = True
+            _compared(m, t)
+        elif t in _SCANNED:
+            found = _holds_objects(m, x) or found
+    return found
+
+
+def _compared(m: Machine, t: type) -> None:
+    """C asks of objects of this class whether they are equal: how they say so is relied on."""
+    if t not in m.compared:
+        m.compared.add(t)
+        for name in ("__eq__", "__hash__"):
+            at.class_guard(m, t, name, at.find(m, t, name))
 
 
 _SCANNED = frozenset({list, tuple, dict, set, frozenset, deque, slice, type({}.values()), type({}.items())})
@@ -162,11 +176,13 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
                 tensors = True
             elif t is types.FunctionType or t is types.MethodType or t.__flags__ & 0x200:
                 risky = risky or not store
-            if t in _SCANNED and not store and not risky:
-                risky = _holds_objects(a)
+                if not store and t is not types.FunctionType and t is not types.MethodType:
+                    _compared(m, t)
+            if t in _SCANNED and not store:
+                risky = _holds_objects(m, a) or risky
         holder = getattr(fn, "__self__", None)
-        if type(holder) in (list, tuple, deque, slice) and not store and not risky:
-            risky = _holds_objects(holder)
+        if type(holder) in (list, tuple, deque, slice) and not store:
+            risky = _holds_objects(m, holder) or risky
         if not store and _may_write_arguments(fn):
             known = [(m.world.tracks.get(id(a)), a) for a in args]
             lent = [(track, _contents(a)) for track, a in known if track is not None and a is track.image and not track.dirty]
@@ -174,6 +190,7 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
         risky = any(type(a).__flags__ & 0x200 and hasattr(type(a), "__index__") for a in args)  # a number, asked for natively
     for key in _keys(fn, args):
         if type(key) not in SCALARS:
+            _compared(m, type(key))
             m.world.tell_apart(key)
             risky = risky or _runs_python(key)
     facts = m.recorder.facts

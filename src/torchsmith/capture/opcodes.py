@@ -19,7 +19,7 @@ from . import protocols as pr
 from .attributes import Raised
 from .bytecode import VERSION, Instr, op
 from .resume import Later, Loop, is_missed
-from .world import NULL, SCALARS
+from .world import MISSING, NULL, SCALARS
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -619,17 +619,19 @@ def op_SET_UPDATE(f: Frame, i: Instr) -> None:
     f.machine.native(set.update, [_filled(f, f.stack[-i.arg]), values], {}, store=True)
 
 
-def _mapped(f: Frame, value: Any, unpack: Callable[[], Any]) -> dict[Any, Any]:
+def _mapped(f: Frame, value: Any, unpack: Callable[[Any], Any]) -> dict[Any, Any]:
     """A mapping that is unpacked; of what is none Python says so before it does anything."""
     if type(value) in SCALARS:
-        f.machine.native(unpack, [], {}, plain=True)
+        f.machine.native(unpack, [value], {}, plain=True)
+    if not issubclass(type(value), dict) and at.attr_or(f.machine, value, "keys", MISSING) is MISSING:
+        f.machine.native(unpack, [type(type(value).__name__, (), {})()], {}, plain=True)
     return f.machine.mapped(value)
 
 
 @op()
 def op_DICT_UPDATE(f: Frame, i: Instr) -> None:
     value = f.stack[-1]
-    extra = _mapped(f, value, lambda: {**value})
+    extra = _mapped(f, value, lambda v: {**v})
     f.machine.native(dict.update, [_filled(f, f.stack[-1 - i.arg]), extra], {}, store=True)
     f.stack.pop()
 
@@ -637,7 +639,7 @@ def op_DICT_UPDATE(f: Frame, i: Instr) -> None:
 @op()
 def op_DICT_MERGE(f: Frame, i: Instr) -> None:
     fn, value = f.stack[-(3 if VERSION < (3, 13) else 4) - i.arg], f.stack[-1]
-    target, extra = _filled(f, f.stack[-1 - i.arg]), _mapped(f, value, lambda: fn(**value))
+    target, extra = _filled(f, f.stack[-1 - i.arg]), _mapped(f, value, lambda v: fn(**v))
     f.stack.pop()
     for key in extra:
         if key in target:

@@ -41,6 +41,8 @@ class Machine(Protocol):
     found: dict[tuple[type, str], Any]
     found_tensor: dict[tuple[type, str], Any]
     data_types: dict[type, bool]
+    compared: set[type]
+    own_names: set[tuple[type, str]]
     exc: BaseException | None
     raised: BaseException | None
     raised_at: str

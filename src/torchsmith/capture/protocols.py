@@ -20,7 +20,7 @@ from ..graph import tracing
 from ..graph.sizes import SymTypes
 from . import arrays, floats, overrides, tensor_attrs, transforms
 from .arrays import ArrayValue
-from .attributes import Raised, class_guard, find, lack_guard
+from .attributes import Raised, class_guard, find
 from .protocol import Machine
 from .source import TensorKey
 from .world import CONTAINERS, MISSING, NULL, SCALARS, Identity, container_base, has_image, held, item_of
@@ -35,10 +35,7 @@ def special(m: Machine, t: type, name: str) -> Any:
     if t in _PLAIN or t in CONTAINERS or t is tuple or t is ArrayValue:
         return None
     f = find(m, t, name)
-    if f is MISSING:
-        lack_guard(m, t, name)
-    else:
-        class_guard(m, t, name, f)
+    class_guard(m, t, name, f)
     return f if issubclass(type(f), Function) else None
 
 

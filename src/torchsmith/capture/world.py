@@ -311,6 +311,13 @@ class World:
             self.keep.append(obj)
         return obj
 
+    def pin_weakly(self, obj: Any, source: Source) -> None:
+        """An attribute of a class: what a function is made of is looked up there, too, so that no entry keeps one that was replaced."""
+        self.guard(source, "equals" if type(obj) in SCALARS else "identity", obj)
+        if issubclass(type(obj), types.FunctionType):
+            self.pinned.setdefault(id(obj), source)
+            self.keep.append(obj)
+
     def _method(self, obj: Any, source: Source) -> Any:
         """A method in C of an object: `out.append` is made anew by each call, so what counts is whose method it is, and its name."""
         self.track(obj, source)
