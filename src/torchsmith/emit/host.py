@@ -17,7 +17,7 @@ from ..codes import Unsupported
 from ..ir import dtype as dt
 from ..ir.bounds import LIMITS, Ranges
 from ..ir.dtype import DTYPE_ROWS, DType
-from ..ir.expr import Cast, Const, Expr, Load, Op, Sym, walk
+from ..ir.expr import Cast, Const, Expr, Load, Op, Sym, const, walk
 from ..ir.nested import every
 from ..ir.plan import (
     Alloc,
@@ -146,6 +146,14 @@ class _Host:
     is_recorded: bool = False  # inside of a segment that a device may record
     ranges: Ranges | None = None
     conditions: int = 0
+    given: dict[str, int] = field(default_factory=dict)  # tensors that library calls return: their places in `g`
+    taken: dict[str, int] = field(default_factory=dict)  # memory that is asked for while it runs: its places in `t`
+
+    def __post_init__(self) -> None:
+        for b, place in self.plan.places.items():
+            if isinstance(place, Given | Taken) and self.plan.buffers[b].storage_of is None:
+                kind = self.given if isinstance(place, Given) else self.taken
+                kind[b] = len(kind)
 
     def text(self) -> str:
         plan = self.plan
@@ -173,7 +181,7 @@ class _Host:
             "static int32_t ts_run(const ts_host *host, const ts_tensor *in, const int64_t *sc, const void *state, ts_tensor *res,",
             "                      int64_t *out) {", *body, "}",
             "static int32_t ts_prepare(const ts_host *host, const ts_tensor *in, void *state) {",
-            "  int ts_bad = 0; (void)host; (void)in; (void)state; (void)ts_bad;", *prepare, "  return 0;", "}",
+            "  int ts_bad = 0; (void)host; (void)in; (void)state; (void)ts_bad;", *memory_text("0", "0", "0", "0"), *prepare, "  return 0;", "}",
             f"TS_EXPORT const ts_graph {SYMBOL} = {{TS_ABI, {len(plan.inputs)}, {scalars}, {len(plan.results)}, {syms},",
             f"  {plan.state}, ts_workspace, ts_prepare, ts_run, {'&ts_all' if self.is_far else 0}}};", "",
         ))  # fmt: skip
@@ -344,7 +352,7 @@ class _Host:
         if isinstance(place, ResultPlace):
             return f"res[{place.index}]"
         if isinstance(place, Given):
-            return f"g_{_c_name(self.root(buf))}"
+            return f"g[{self.given[self.root(buf)]}]"
         return None
 
     def address(self, buf: str) -> str:
@@ -354,8 +362,36 @@ class _Host:
         if isinstance(place, State):
             return f"((char *)state + {self.expr(place.offset)})"
         if isinstance(place, Taken):
-            return f"t_{_c_name(self.root(buf))}"
+            return f"((char *)t[{self.taken[self.root(buf)]}].data)"
         return f"{self.tensor_of(buf)}.data"
+
+    def place(self, buf: str, ahead: Expr | None = None) -> str:
+        """The address of `buf`, `ahead` bytes further, as a ts_place; an int64 expression if sizes decide it."""
+        place, offset = self.plan.places[buf], const(0) if ahead is None else ahead
+        if isinstance(place, Arena | State):
+            offset = place.offset + offset
+            array, at = "TS_OWN", "TS_WORKSPACE" if isinstance(place, Arena) else "TS_STATE"
+        elif isinstance(place, Given):
+            array, at = "TS_GIVEN", str(self.given[self.root(buf)])
+        elif isinstance(place, Taken):
+            array, at = "TS_TAKEN", str(self.taken[self.root(buf)])
+        else:
+            array, at = "TS_INPUT" if isinstance(place, Input) else "TS_RESULT", str(place.index)
+        return f"{{{array}, {at}, {self.expr(offset)}}}"
+
+    def words(self, name: str, texts: Sequence[str]) -> None:
+        """Declares an array of 8-byte words: ts_places, and numbers as they are."""
+        if not texts:
+            self.put(f"const uint64_t {name}[] = {{0}};")
+            return
+        fixed = [t if _FIXED_PLACE.fullmatch(t) else _NO_PLACE for t in texts]
+        self.put(f"static const ts_place p{name}[] = {{{', '.join(fixed)}}};")
+        self.put(f"uint64_t {name}[{len(texts)}];")
+        self.put(f"ts_words({name}, m, p{name}, {len(texts)});")
+        for i, (text, row) in enumerate(zip(texts, fixed, strict=True)):
+            if row is not text:
+                where = _PLACE.fullmatch(text)
+                self.put(f"{name}[{i}] = {f'(uint64_t)m[{where[1]}][{where[2]}].data + (uint64_t){where[3]}' if where else text};")
 
     def root(self, buf: str) -> str:
         return root_of(self.plan.buffers, buf)
@@ -384,17 +420,17 @@ class _Host:
                     self.put(f"{_c_type(sym.dtype)} {_c_name(sym.name)} = 0; (void){_c_name(sym.name)};")
         start = len(self.lines)
         self.leave = "{ rc = ts_overflow(host); goto fail; }"
-        given = [b for b, p in plan.places.items() if isinstance(p, Given) and plan.buffers[b].storage_of is None]
-        taken = [b for b, p in plan.places.items() if isinstance(p, Taken) and plan.buffers[b].storage_of is None]
-        for b in given:
-            self.put(f"ts_tensor g_{_c_name(b)} = {{0, 0, 0, 0}};")
-        for b in taken:
-            self.put(f"char *t_{_c_name(b)} = 0; int64_t m_{_c_name(b)} = 0;")
+        if self.given:
+            self.put(f"ts_tensor g[{len(self.given)}] = {{{{0, 0, 0, 0}}}};")
+        if self.taken:
+            self.put(f"ts_tensor t[{len(self.taken)}] = {{{{0, 0, 0, 0}}}};")
+            self.put(f"int64_t taken[{len(self.taken)}] = {{0}};")
         none = isinstance(plan.workspace, Const) and plan.workspace.value == 0
         self.put(f"const int64_t bytes = {self.expr(plan.workspace)};")
         self.put("char *const ws = bytes ? (char *)host->take_workspace(host->self, bytes) : 0; (void)ws;")
         if not none:
             self.put("if (bytes && !ws) return TS_ERROR_MEMORY;")
+        self.lines += memory_text("ws", "res", "g" if self.given else "0", "t" if self.taken else "0")
         if self.is_watched:
             self.put("const int64_t number = __atomic_add_fetch(&ts_runs, 1, __ATOMIC_RELAXED); (void)number;")
             self.watch_inputs()
@@ -408,10 +444,10 @@ class _Host:
             early = [*early, "  if (ts_bad) return ts_overflow(host);"]
         self.lines[start:start] = early
         self.lines.append("fail: __attribute__((unused));")
-        for b in given:
-            self.put(f"if (g_{_c_name(b)}.handle) host->release(host->self, &g_{_c_name(b)});")
-        for b in taken:
-            self.put(f"if (t_{_c_name(b)}) host->give_workspace(host->self, t_{_c_name(b)}, m_{_c_name(b)});")
+        if self.given:
+            self.put(f"for (int i = 0; i < {len(self.given)}; i++) ts_free(host, &g[i]);")
+        if self.taken:
+            self.put(f"for (int i = 0; i < {len(self.taken)}; i++) if (t[i].data) host->give_workspace(host->self, t[i].data, taken[i]);")
         self.put("if (ws) host->give_workspace(host->self, ws, bytes);")
         self.put("return rc;")
 
@@ -449,10 +485,10 @@ class _Host:
         self.put("{")
         self.depth += 1
         if isinstance(place, Taken):
-            name = _c_name(step.buf)
-            self.put(f"m_{name} = {self.expr(place.size)};")
-            self.put(f"t_{name} = (char *)host->take_workspace(host->self, m_{name} ? m_{name} : 64);")
-            self.put(f"rc = t_{name} ? 0 : TS_ERROR_MEMORY;")
+            k = self.taken[step.buf]
+            self.put(f"taken[{k}] = {self.expr(place.size)};")
+            self.put(f"t[{k}].data = host->take_workspace(host->self, taken[{k}] ? taken[{k}] : 64);")
+            self.put(f"rc = t[{k}].data ? 0 : TS_ERROR_MEMORY;")
             self.put(self.failed)
         else:
             assert isinstance(place, ResultPlace)
@@ -493,7 +529,7 @@ class _Host:
         for s in step.steps:
             if not isinstance(s, Launch):
                 continue
-            texts = ["0" if unknown and self.root(b) in unknown else f"(uint64_t){self.address(b)}" for b in s.bufs]
+            texts = [_NO_PLACE if unknown and self.root(b) in unknown else self.place(b) for b in s.bufs]
             texts += [f"(uint64_t){self.bits(e)}" for e in s.syms]
             free = len(s.bufs) + sum(1 for _ in takewhile(lambda x: x.dtype is not dt.index, self.plan.kernels[s.kernel].syms))
             rows.append(f"{{{s.kernel}, {len(words)}, {len(texts)}, {free}, {self.expr(s.grid)}}}")
@@ -507,7 +543,7 @@ class _Host:
             self.launches += 1
             if self.values == NAMES and is_wanted(kernel.name, name, self.only):
                 self.put(f"ts_kernel_runs(number, {self.launches}, {_c_string(f'{name} ({kernel.name})')});")
-        self.put(f"const uint64_t w[] = {{{', '.join(words) or '0'}}};")
+        self.words("w", words)
         self.put(f"{'static ' if fixed else ''}const ts_device_launch l[] = {{{', '.join(rows)}}};")
         return len(words), len(rows)
 
@@ -516,12 +552,12 @@ class _Host:
         calls = [s.extern for s in step.steps if isinstance(s, Call)]
         inner = frozenset(self.root(b) for e in calls for b in e.outs if b and isinstance(self.plan.places[b], Given))
         used = dict.fromkeys(b for e in calls for b in (*e.buffers, *e.outs) if b)
-        fixed = [f"(uint64_t){self.address(b)}" for b in used if self.root(b) not in inner]
+        fixed = [self.place(b) for b in used if self.root(b) not in inner]
         fixed += [f"(uint64_t){self.bits(x)}" for e in calls for x in e.numbers]
         self.put("{")
         self.depth += 1
         words, rows = self.launches_of(step, inner)
-        self.put(f"const uint64_t f[] = {{{', '.join(fixed) or '0'}}};")
+        self.words("f", fixed)
         self.put(f"const int32_t how = host->device->begin(host->self, {step.number}, l, {rows}, w, {words}, f, {len(fixed)});")
         failed = self.failed
         self.put(f"if (how < 0) {{ rc = -how; {failed} }}")
@@ -617,12 +653,13 @@ class _Host:
         self.depth += 1
         args, exprs = extern.buffers, extern.numbers
         given = extern.returned == "as_given"
-        texts = [self.argument(b, f"a{i}") for i, b in enumerate(args)]
+        texts = [self.operand(b, f"a{i}") for i, b in enumerate(args)]
         outs = ["{0, 0, 0, 0}" if given or not b else self.argument(b, f"o{i}") for i, b in enumerate(extern.outs)]
-        self.put(f"const ts_tensor a[] = {{{', '.join(texts) or '{0, 0, 0, 0}'}}};")
-        self.put(f"const int64_t e[] = {{{', '.join(map(self.bits, exprs)) or '0'}}};")
+        fixed = "static " if all(_FIXED_OPERAND.fullmatch(t) for t in texts) else ""
+        self.put(f"{fixed}const ts_operand a[] = {{{', '.join(texts) or '{' + _NO_PLACE + ', 0, 0, 0}'}}};")
+        self.put(f"{'static ' if all(isinstance(e, Const) for e in exprs) else ''}const int64_t e[] = {{{', '.join(map(self.bits, exprs)) or '0'}}};")
         self.put(f"ts_tensor o[] = {{{', '.join(outs) or '{0, 0, 0, 0}'}}};")
-        self.put(f"rc = host->extern_call(host->self, {number}, a, e, o);")
+        self.put(f"rc = ts_call(host, m, {number}, a, {len(args)}, e, o);")
         self.put(self.failed)
         if given:
             for i, b in enumerate(extern.outs):
@@ -644,6 +681,15 @@ class _Host:
         self.depth -= 1
         self.put("}")
 
+    def operand(self, buf: str, prefix: str) -> str:
+        """What a library call reads, as a ts_operand."""
+        buffer = self.plan.buffers[buf]
+        if self.tensor_of(buf) is not None and buffer.storage_of is None:
+            return f"{{{self.place(buf)}, 0, 0, 1}}"
+        sizes, strides = self.shape(buffer, prefix)
+        ahead = buffer.layout.offset * buffer.dtype.itemsize if buffer.layout is not None else None
+        return f"{{{self.place(buf, ahead)}, {sizes}, {strides}, 0}}"
+
     def argument(self, buf: str, prefix: str) -> str:
         whole = self.tensor_of(buf)
         if whole is not None and self.plan.buffers[buf].storage_of is None:
@@ -662,17 +708,15 @@ class _Host:
         sizes, strides = self.shape(buffer, prefix)
         n = len(buffer.shape)
         seen = int(any(isinstance(r, Fresh) and r.buf == buf for r in self.plan.results))
-        self.put(f"if (!ts_same({n}, {name}.sizes, {name}.strides, {sizes}, {strides}, {seen})) {{")
-        self.put(f"  rc = host->conform(host->self, &{name}, {n}, {sizes}, {strides});")
-        self.put(f"  {self.failed}")
-        self.put("}")
+        self.put(f"rc = ts_conform(host, &{name}, {n}, {sizes}, {strides}, {seen});")
+        self.put(self.failed)
 
     def step_free(self, step: Free) -> None:
-        name = _c_name(step.buf)
         if isinstance(self.plan.places[step.buf], Taken):
-            self.put(f"host->give_workspace(host->self, t_{name}, m_{name}); t_{name} = 0;")
+            k = self.taken[step.buf]
+            self.put(f"host->give_workspace(host->self, t[{k}].data, taken[{k}]); t[{k}].data = 0;")
         else:
-            self.put(f"host->release(host->self, &g_{name}); g_{name}.handle = 0;")
+            self.put(f"ts_free(host, &{self.tensor_of(step.buf)});")
 
     def step_bind(self, step: Bind) -> None:
         self.put(f"{_c_name(step.sym.name)} = {self.expr(step.value)};")
@@ -712,6 +756,18 @@ STEPS: dict[type, Any] = {
     Alloc: _Host.step_alloc, Launch: _Host.step_launch, Segment: _Host.step_segment, Call: _Host.step_call, Free: _Host.step_free, Bind: _Host.step_bind,
     Check: _Host.step_check, PlanCond: _Host.step_cond, PlanRepeat: _Host.step_repeat,
 }  # fmt: skip
+
+
+_NO_PLACE = "{TS_OWN, TS_NOTHING, 0LL}"
+_PLACE = re.compile(r"\{(\w+), (\w+), (.*)\}")
+_FIXED_PLACE = re.compile(r"\{\w+, \w+, -?\d+LL\}")
+_FIXED_OPERAND = re.compile(r"\{\{\w+, \w+, -?\d+LL\}, (0|c\d+), (0|c\d+), [01]\}")  # the tables of sizes are constants
+
+
+def memory_text(workspace: str, results: str, given: str, taken: str) -> list[str]:
+    """Lines that tell ts_places where memory lies."""
+    return [f"  ts_tensor own[] = {{{{0, 0, 0, 0}}, {{{workspace}, 0, 0, 0}}, {{(void *)state, 0, 0, 0}}}};",
+            f"  ts_tensor *const m[] = {{own, (ts_tensor *)in, {results}, {given}, {taken}}}; (void)m;"]  # fmt: skip
 
 
 def _is_not_zero(e: Expr) -> bool:
@@ -763,7 +819,7 @@ def packing_key(plan: Plan, kernel_names: Sequence[str]) -> str:
         host.step(step)
     place = {i: n for n, i in enumerate(plan.consts)}  # other graphs may have other inputs before them
     tables = (f"{name} {values}" for values, name in host.tables.items())  # arguments of launches are told by the name of their table
-    text = re.sub(r"\bin\[(\d+)\]", lambda m: f"const[{place[int(m[1])]}]", "\n".join((*host.lines, *tables)))
+    text = re.sub(r"\b(in\[|TS_INPUT, )(\d+)", lambda m: f"const {m[1]}{place[int(m[2])]}", "\n".join((*host.lines, *tables)))
     return hashlib.sha256(f"{plan.state} {len(place)}\n{text}".encode()).hexdigest()[:32]
 
 

@@ -121,11 +121,36 @@ TS_MAYBE void ts_go(const ts_host *host, ts_kernel fn, void *const *b, const int
   ts_launch l = {fn, b, y};
   host->parallel_for(host->self, &l, n, grain);
 }
-TS_MAYBE int ts_same(int n, const int64_t *sizes, const int64_t *strides, const int64_t *want, const int64_t *steps, int seen) {
+#define TS_APART static __attribute__((noinline, unused))
+/* An address: `offset` behind that of a tensor in one of the arrays that memory is told by. Tables of them take a compiler no time. */
+enum { TS_OWN, TS_INPUT, TS_RESULT, TS_GIVEN, TS_TAKEN };
+enum { TS_NOTHING, TS_WORKSPACE, TS_STATE }; /* of TS_OWN */
+typedef struct ts_place { int32_t array, at; int64_t offset; } ts_place;
+typedef struct ts_operand { ts_place place; const int64_t *sizes, *strides; int whole; } ts_operand; /* whole: the tensor that lies there */
+TS_APART void ts_words(uint64_t *out, ts_tensor *const *m, const ts_place *p, int n) {
+  for (int i = 0; i < n; i++) out[i] = (uint64_t)m[p[i].array][p[i].at].data + (uint64_t)p[i].offset;
+}
+TS_APART int32_t ts_call(const ts_host *host, ts_tensor *const *m, int32_t call, const ts_operand *a, int n, const int64_t *e, ts_tensor *o) {
+  ts_tensor args[n + 1];
+  for (int i = 0; i < n; i++) {
+    const ts_tensor *t = &m[a[i].place.array][a[i].place.at];
+    if (a[i].whole) args[i] = *t;
+    else args[i] = (ts_tensor){(char *)t->data + a[i].place.offset, a[i].sizes, a[i].strides, 0};
+  }
+  return host->extern_call(host->self, call, args, e, o);
+}
+TS_APART void ts_free(const ts_host *host, ts_tensor *given) {
+  if (given->handle) host->release(host->self, given);
+  given->handle = 0;
+}
+TS_APART int ts_same(int n, const int64_t *sizes, const int64_t *strides, const int64_t *want, const int64_t *steps, int seen) {
   int same = 1, some = 1;
   for (int i = 0; i < n; i++) { same &= sizes[i] == want[i]; some &= want[i] != 0; }
   if (!same) return 0;
   for (int i = 0; i < n; i++) same &= (!seen && want[i] == 1) || strides[i] == steps[i];
   return same || !some;
+}
+TS_APART int32_t ts_conform(const ts_host *host, ts_tensor *given, int n, const int64_t *want, const int64_t *steps, int seen) {
+  return ts_same(n, given->sizes, given->strides, want, steps, seen) ? 0 : host->conform(host->self, given, n, want, steps);
 }
 """
