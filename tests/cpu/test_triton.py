@@ -325,13 +325,16 @@ def test_processes_that_wait_for_texts(monkeypatch):
     made: list[Waiting] = []
     monkeypatch.setattr(cubins, "_Worker", Waiting)
     workers = cubins._Workers()
+    assert [workers.count_for(n) for n in (0, 3, 40, 200)] == [1, 3, 8, 17]
     for _ in range(2):
         workers.prepare(3)
+    assert [workers.count_for(n) for n in (2, 30, 60)] == [3, 3, 5]  # one more is started only where it takes less time than it saves
     assert len(made) == 3 and workers.take() is made[2]
     made[1].status = 1
     assert workers.take() is made[0] and made[1].ended and workers.take() is made[3]
     workers.pid = 0
     workers.prepare(2)
+    workers.wait()
     assert len(made) == 6
 
 

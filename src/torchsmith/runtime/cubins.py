@@ -31,6 +31,7 @@ from .images import IMAGE_COMPILERS, IMAGE_STARTERS, Image
 WORKER = Path(__file__).with_name("triton_worker.py")
 SECONDS = 300
 EARLY = 8  # processes that are started before there is a text
+EACH = 12  # texts that one of them compiles in the time that another takes to start
 
 
 @cache
@@ -86,13 +87,15 @@ class _Workers:
     """Idle workers of this process. A process that was forked starts its own."""
 
     def __init__(self) -> None:
-        self.lock, self.idle, self.pid, self.started = threading.Lock(), list[_Worker](), os.getpid(), False
+        self.lock, self.idle, self.pid = threading.Lock(), list[_Worker](), os.getpid()
+        self.starter: threading.Thread | None = None
 
     def forget_parents(self) -> None:
         if self.pid != os.getpid():
-            self.idle, self.pid, self.started = [], os.getpid(), False
+            self.idle, self.pid, self.starter = [], os.getpid(), None
 
     def take(self) -> _Worker:
+        self.wait()
         with self.lock:
             self.forget_parents()
             while self.idle:
@@ -107,17 +110,38 @@ class _Workers:
             self.idle.append(worker)
 
     def prepare(self, count: int) -> None:
-        """Have so many processes started, if none is there yet."""
+        """Have so many processes started, if none is there yet: by a thread, since each takes some milliseconds."""
+
+        def start() -> None:
+            with contextlib.suppress(OSError):  # who needs one says so
+                for _ in range(count):
+                    self.give(_Worker())
+
         with self.lock:
             self.forget_parents()
-            if self.started:
+            if self.starter is not None:
                 return
-            self.started = True
-        for _ in range(count):
-            self.give(_Worker())
+            starter = threading.Thread(target=start, daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter ends
+                starter.start()
+                self.starter = starter
+
+    def wait(self) -> None:
+        """Until the processes that were asked for are there. A process that was forked has no such thread."""
+        starter = self.starter if self.pid == os.getpid() else None
+        if starter is not None:
+            starter.join()
+
+    def count_for(self, texts: int) -> int:
+        """How many of them shall compile so many texts: those that are there, and more where that is worth their start."""
+        self.wait()
+        with self.lock:
+            self.forget_parents()
+            return max(1, len(self.idle) or min(texts, EARLY), -(-texts // EACH))
 
     def end(self) -> None:
         if self.pid == os.getpid():
+            self.wait()
             for worker in self.idle:
                 worker.end()
             self.idle = []
@@ -131,12 +155,10 @@ def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[I
     """Images of all texts. Raises Unsupported("RUN006") where triton is missing or refuses one."""
     version, caching = triton_version(), not options.force_disable_caches
 
+    def place(text: str) -> Path:
+        return store.folder("obj") / f"{digest('cubin', version, str(arch), text)}.cubin"
+
     def one(text: str) -> Image:
-        cached = store.folder("obj") / f"{digest('cubin', version, str(arch), text)}.cubin"
-        image = store.read(cached, lambda content: _unpack(json.loads(content))) if caching else None
-        events.emit("cache", name="object hit" if image is not None else "object miss")
-        if image is not None:
-            return image
         worker = _WORKERS.take()
         try:
             answer = worker.ask(text, arch)
@@ -147,18 +169,27 @@ def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[I
         if "error" in answer:
             raise Unsupported("RUN006", detail=answer["error"])
         if caching:
-            store.put(cached, json.dumps(answer).encode())
+            store.put(place(text), json.dumps(answer).encode())
         return _unpack(answer)
 
-    distinct = list(dict.fromkeys(texts))
-    with events.timed("cubins", kernels=len(distinct)), workers(_jobs(options)) as pool:
-        made = dict(zip(distinct, pool.map(one, distinct), strict=True))
+    made: dict[str, Image] = {}
+    missing: list[str] = []
+    for text in dict.fromkeys(texts):
+        image = store.read(place(text), lambda content: _unpack(json.loads(content))) if caching else None
+        events.emit("cache", name="object hit" if image is not None else "object miss")
+        if image is None:
+            missing.append(text)
+        else:
+            made[text] = image
+    missing.sort(key=len, reverse=True)  # the long ones first: nobody waits for one that is begun last
+    with events.timed("cubins", kernels=len(made) + len(missing)), workers(min(_jobs(options), _WORKERS.count_for(len(missing)))) as pool:
+        made |= zip(missing, pool.map(one, missing), strict=True)
     return tuple(made[t] for t in texts)
 
 
 def start_workers(options: Options) -> None:
     """Texts will come: have the processes ready by then, which takes them most of a second."""
-    with contextlib.suppress(OSError, Unsupported):  # compile_images says so
+    with contextlib.suppress(Unsupported):  # compile_images says so
         triton_version()
         _WORKERS.prepare(min(EARLY, _jobs(options)))
 
