@@ -338,7 +338,7 @@ def explain(fn: Any, **settings: Any) -> Any:
         return explained(original)
     fullgraph = chosen.fullgraph and own is None
     at_once = dataclasses.replace(chosen.options, background=False)  # else there is nothing to tell yet
-    return explained(_compile_with(original, dataclasses.replace(chosen, fullgraph=fullgraph, options=at_once)))
+    return explained(_compile_with(original, dataclasses.replace(chosen, fullgraph=fullgraph, options=at_once, at_once=True)))
 
 
 def _settings_of(fn: Any) -> Settings | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """kind: "graph_break", "recompile", "fallback", "guard", "kernel", "extern", "time", "graph", "cache"; fields as emitted."""
+    """kind: "graph_break", "recompile", "outdated", "fallback", "guard", "kernel", "extern", "time", "graph", "cache"; fields as given."""
 
     kind: str
     fields: dict[str, Any]

@@ -108,6 +108,9 @@ def test_dropout_is_part_of_the_record(fake: ctypes.CDLL) -> None:
 
         return step
 
+    x = torch.randn(12, 8)
+    for m, optimizer in ((model, ours), (reference, theirs)):  # its state is there
+        stepping(m, optimizer, lambda x: x)(x)
     step = torchsmith.compile(stepping(model, ours, drop), options={"force_disable_caches": True})
     masks: list[torch.Tensor] = []
     eager = stepping(reference, theirs, lambda x: x * masks.pop(0).to(x.dtype) * (1 / 0.75))

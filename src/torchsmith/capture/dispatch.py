@@ -49,6 +49,10 @@ define("API011", "guard_filter_fn failed", "give a function that takes the list 
 define("API006", "compilation was switched off by set_stance or an environment variable", "set the stance back to default")
 
 
+class _Outdated(Exception):
+    """What was captured fits no later call, as it is the call that makes its guards false: it is run as it is."""
+
+
 class _NothingToCompile(Unsupported):
     """A function met by the hook does nothing with tensors: no entry, and no break to report."""
 
@@ -293,6 +297,9 @@ def _compile_call(d: Any, state: State, fn: types.FunctionType, args: tuple[Any,
     try:
         with capturing():
             entry = _make(d, state, fn, args, kwargs, call)
+    except _Outdated:
+        events.emit("outdated", name=state.label)
+        return _frame.RUN_PLAIN
     except BackendFailed as error:
         if settings.fullgraph or not settings.options.suppress_errors:
             raise
@@ -387,6 +394,10 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
             captured = capture_or_split(d, state, fn, args, kwargs)
         if state.hooked and state.point is None and captured.stop is None and not any(n.op.startswith("call") for n in captured.graph.graph.nodes):
             raise _NothingToCompile("API007", at=location(fn))
+        ours = getattr(settings.backend, "dialect", "native") == "native"  # who brings a backend may count on its being called
+        if captured.graph.meta["outdated"] and captured.stop is None and ours and not (state.outdated or settings.at_once):
+            state.outdated = True  # another such call is compiled: its dictionary may be new each time
+            raise _Outdated
         try:
             compiled = _compile(state, captured, call, name)
             if compiled.report.code not in (None, "AUT001") and state.reads and not settings.fullgraph:
@@ -402,7 +413,7 @@ def _make(d: Any, state: State, fn: types.FunctionType, args: tuple[Any, ...], k
         if numbers and state.forget_numbers(Unsupported(reason or "", at=location(fn))):
             return _make(d, state, fn, args, kwargs, call)
         return install(d, state, fn, captured, compiled, name, call, _point)
-    except (Unsupported, BackendFailed, ConstraintViolation):
+    except (Unsupported, BackendFailed, ConstraintViolation, _Outdated):
         raise
     except Exception as error:  # a bug of ours must not take the user's program down; it is counted and shown
         if any(ITSELF in dims for dims in state.dynamic_dims.values()):

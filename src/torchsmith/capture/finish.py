@@ -857,12 +857,19 @@ def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
     steps, draws = goes_backwards(graph), tracing.current().draws > 0
     graph.meta["seen"] = recorder.may_be_caught or recorder.acts  # what the graph has written before it fails is taken back
     graph.meta["anew"] = graph.meta["seen"] or steps or assumes(graph)  # where it fails, the function itself is run
+    graph.meta["outdated"] = any(_outgrows(m, t) for t in m.world.changed)
     graph.meta["draws"] = draws  # a native one that may draw then, too: a repetition of the graph would draw again
     graph.meta["spent"] = spent  # results whose graph of autograd the program itself has used up
     graph.meta["inference"] = in_inference  # the inference mode under which results are made, where it is not the caller's
     if m.gradients.made:
         graph.meta["training"] = _parts(m)
     return Captured(graph, inputs, tuple(guards), recorder.facts, finish, needs_grad)
+
+
+def _outgrows(m: Machine, track: Track) -> bool:
+    """Does a dictionary take or lose keys that a guard names? The call then makes its own guards false, as an optimizer's first step does."""
+    guard = m.world.guards.get((track.source, "dict_keys", None))
+    return guard is not None and issubclass(type(track.image), dict) and len(guard.value) != len(track.image)
 
 
 def _parts(m: Machine) -> dict[str, Any]:

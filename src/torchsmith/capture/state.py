@@ -42,6 +42,7 @@ class Settings:
     recompile_limit: int = 8
     name: str | None = None
     shapes: Mapping[str, Any] | None = None
+    at_once: bool = False  # compile also what a call outdates
     again: Callable[..., Any] | None = None  # (callable, *pickled()) -> compiled; a module-level function, for pickle
 
     def pickled(self) -> tuple[Any, ...]:
@@ -94,6 +95,7 @@ class State:
     pending: set[Any] = field(default_factory=set)  # signatures of calls that are being compiled in the background
     failed: dict[Any, BaseException] = field(default_factory=dict)  # what compiling them raised, for the next such call
     warned: bool = False
+    outdated: bool = False  # a call was left to Python because it would have outdated its own compilation
     point: resume.Point | None = None  # not a function's beginning, but where a split frame goes on
     family: resume.Family | None = None
 

@@ -55,7 +55,10 @@ def _text(log: str) -> Callable[[Fields], str]:
 # artifact -> {event kind: what is printed; "": nothing}
 LOGS: dict[str, dict[str, Callable[[Fields], str]]] = {
     "graph_breaks": {"graph_break": _why, "fallback": _why},
-    "recompiles": {"recompile": lambda f: f"{f.get('loc') or ''}: {f.get('name', '')} recompiles, this guard failed: {f.get('guard')}"},
+    "recompiles": {
+        "recompile": lambda f: f"{f.get('loc') or ''}: {f.get('name', '')} recompiles, this guard failed: {f.get('guard')}",
+        "outdated": lambda f: f"{f.get('name', '')} runs as it is this once: the call changes what a compilation of it would assume",
+    },
     "guards": {"guards": _guards},
     "kernels": {"kernel": _kernel},
     "graphs": {"graph": _graph},
