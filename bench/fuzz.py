@@ -2,8 +2,8 @@
 
 In: names of fuzzers (none: all), --device (cpu, cuda, or fake: processor tensors through the driver of tests/gpu), --seconds, --jobs,
 --first (seed). Out: a summary in one file (--out, or fuzz_DEVICE.md in $OUT or here), written again after each finding and every few
-seconds. A finding is a program whose compiled calls differ from eager's, an exception of ours, a crash, a hang, or a device that no longer
-answers. A process that dies while eager runs is no finding where a new one, asked the same program, dies so too.
+seconds. A finding is a program whose compiled calls differ from eager's, an internal error or exception of ours, a crash, a hang, or a device
+that no longer answers. A process that dies while eager runs is no finding where a new one, asked the same program, dies so too.
 
     python bench/fuzz.py --device cuda --seconds 240
     python bench/fuzz.py --device cuda --show chains 17       # one program in this process
@@ -206,6 +206,12 @@ def prepared(device: str, stack: ExitStack, former: Callable[..., Any] | None = 
         stack.enter_context(patch.dict(host_torch.RECORDERS, {"cuda": (refused, refused)}))
 
 
+def own_errors(recorded: Sequence[Any]) -> str:
+    """What a program's compilation said of an internal error, after which it ran eagerly and right; "" where there was none."""
+    told = [e.fields for e in recorded if e.fields.get("code") == "API005"]
+    return f"INTERNAL {told[0].get('detail')}\n{told[0].get('traceback', '')[-2500:]}" if told else ""
+
+
 def work(device: str, is_optimized: bool) -> None:
     """Answers lines "fuzzer seed" with lines of JSON, until the device no longer answers."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -213,6 +219,8 @@ def work(device: str, is_optimized: bool) -> None:
     with ExitStack() as stack:
         prepared(device, stack)
         import torch
+
+        from torchsmith import events
 
         if not is_optimized:
             import unoptimized
@@ -229,7 +237,9 @@ def work(device: str, is_optimized: bool) -> None:
             try:
                 if name not in made:
                     made[name] = FUZZERS[name](lambda what: say(doing=what[:6000]))
-                native.update(" ".join(x.split())[:90] for x in made[name](int(seed)))
+                with events.recording() as recorded:
+                    native.update(" ".join(x.split())[:90] for x in made[name](int(seed)))
+                why = own_errors(recorded)
             except Exception as e:
                 why = f"{type(e).__name__} {e}"
             try:
