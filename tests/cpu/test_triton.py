@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from torchsmith.graph.tracing import remember_device
 from torchsmith.ir.expr import const
 from torchsmith.ir.interpret import CheckFailed, run_scheduled
 from torchsmith.ir.kernel import Kernel, Require, Scheduled
-from torchsmith.ir.program import Check, Extern
+from torchsmith.ir.program import Check, Extern, root_of
 from torchsmith.lower import contraction, lower
 from torchsmith.options import Options
 from torchsmith.runtime import cubins
@@ -37,6 +38,7 @@ from torchsmith.schedule import blocks
 from torchsmith.schedule.fusion import near_sums, rematerialize
 from torchsmith.schedule.fusion.drop_masks import drop_masks
 from torchsmith.schedule.fusion.fuse import fuse
+from torchsmith.schedule.memory.write_back import end_with_write_backs
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -627,3 +629,25 @@ def test_neighbours_share_their_windows(stride, form, monkeypatch):
     fn = lambda x, w, b: F.relu6(F.conv2d(x, w, b, padding=1, stride=stride, groups=8))
     *_, text = texts_of(check_triton(fn, x, w, rows(8, dtype=torch.float16), rtol=1e-2, atol=1e-2))
     assert text.count("tl.store(") == 6 and text.count("tl.load(") == 3 * 6 * stride + 10
+
+
+def test_values_read_at_places_that_they_tell_themselves() -> None:
+    def spread_of_a_row_that_spreads_tell(x: torch.Tensor) -> torch.Tensor:
+        spread = (x - x.mean(1, keepdim=True)).square().mean(1)
+        return spread[spread.long() % 3]
+
+    check_triton(spread_of_a_row_that_spreads_tell, rows(3, 4))
+
+
+def test_copies_into_complex_inputs_are_planned_and_printed() -> None:
+    def write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x[..., :1].copy_(y[0].clone())
+        y.mul_(2j)
+        return x == y
+
+    scheduled, _ = scheduled_of(write, (rows(5, 1).to(torch.complex64), rows(5, 1).to(torch.complex64)))
+    program, body = end_with_write_backs(scheduled)
+    assert not program.write_backs
+    written = {p.buf for k in body if isinstance(k, Kernel) for p in k.params if p.written}
+    assert {root_of(program.buffers, name) for name in written} >= {"x0", "x1"}
+    assert texts_of(replace(scheduled, program=program, body=body))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from torchsmith.ir import dtype as dt
 from torchsmith.ir.bounds import Ranges, simplify_index
-from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Op, Sym, const, convert, op, select, substitute, walk
+from torchsmith.ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Sym, Var, const, convert, op, select, substitute, walk
 from torchsmith.ir.linear import conjuncts, is_invariant, linear
 from torchsmith.ir.ops import OPS, wrap
 from torchsmith.ir.rules import drop_precision_casts
@@ -207,3 +207,20 @@ def test_a_mask_that_holds_for_certain_is_none() -> None:
     load = Load("a", dt.f32, (i,), op("and", test, test), Const(dt.f32, 0.0))
     assert substitute(load, {i: const(0)}) == Load("a", dt.f32, (const(0),))
     assert conjuncts(Const(dt.bool_, True)) == [] and conjuncts(test) == [test]
+
+
+def test_what_a_fold_binds_is_its_own() -> None:
+    """`sum_r x[i, r]` at a row i that the same sum of another row tells: the outer sum's axis and state are renamed alone."""
+    r, i = Axis("r1_0"), Axis("i")
+
+    def row_sum(row: Expr) -> Fold:
+        old, new = Var("f1_a0", dt.f32), Var("f1_b0", dt.f32)
+        return Fold(((r, const(4)),), (Const(dt.f32, 0.0),), (op("add", old, Load("x", dt.f32, (row, r))),), (op("add", old, new),), prefix="f1_")
+
+    inner = row_sum(i)
+    outer = row_sum(Cast(dt.index, inner))
+    (update,) = outer.update
+    state, axis = Var("f2_a0", dt.f32), Axis("r2_0")
+    renamed = substitute(update, {outer.state(0): state, r: axis})
+    assert renamed is op("add", state, Load("x", dt.f32, (Cast(dt.index, inner), axis)))
+    assert substitute(outer, {i: const(2)}) is row_sum(Cast(dt.index, row_sum(const(2))))

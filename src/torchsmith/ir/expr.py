@@ -302,6 +302,10 @@ class Fold(Expr):
         """The Var through which `update` (side a) or `combine` (sides a, b) reads component i."""
         return Var(f"{self.prefix}{side}{i}", self.init[i].dtype)
 
+    def bound(self) -> set[Expr]:
+        """The axes and states whose meaning this Fold gives to its update and combine."""
+        return {*self.axes, *(self.state(i, side) for i in range(len(self.init)) for side in "ab")}
+
     def picking(self, i: int) -> Fold:
         """The same loop, giving component i."""
         return Fold(tuple(zip(self.axes, self.extents, strict=True)), self.init, self.update, self.combine, self.order, i, self.prefix)
@@ -365,13 +369,19 @@ def select(cond: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def substitute(e: Expr, table: dict[Expr, Expr]) -> Expr:
-    """Replace leaves or whole nodes found in `table`, rebuilding (and re-simplifying) what contains them."""
+    """Replace leaves or whole nodes found in `table`, rebuilding (and re-simplifying) what contains them. What a Fold binds is its own:
+    a value that is read at a place which it tells itself holds a Fold inside of the same Fold."""
     done = dict(table)
 
     def walk(node: Expr) -> Expr:
         new = done.get(node)
         if new is None:
-            new = done[node] = node.rebuild(tuple([walk(a) for a in node.args])) if node.args else node
+            args = [walk(a) for a in node.args]
+            if isinstance(node, Fold) and not table.keys().isdisjoint(own := node.bound()):
+                inside = {k: v for k, v in table.items() if k not in own}
+                first = len(node.axes) + len(node.init)
+                args[first:] = [substitute(a, inside) for a in node.args[first:]]
+            new = done[node] = node.rebuild(tuple(args)) if args else node
         return new
 
     return walk(e)

@@ -740,7 +740,8 @@ def block_kernel(group: Group, buffers: Mapping[str, Buffer], own: set[str], tar
 
 
 def block_copy(name: str, src: Buffer, dst: Buffer, target: Target) -> Kernel:
-    """`dst[i...] = src[i...]`."""
+    """`dst[i...] = src[i...]`, each of which may lie in another buffer's memory."""
+    src, dst = (replace(b, storage_of=None) for b in (src, dst))
     axes = tuple(Axis(f"c{k}") for k in range(len(dst.shape)))
     stage = Stage(tuple(zip(axes, dst.shape, strict=True)), (Store(dst.name, axes, Load(src.name, src.dtype, axes)),), origin=name)
     buffers = {src.name: src, dst.name: dst}
