@@ -49,7 +49,7 @@ from .lower.turned_factors import turn_factors
 from .options import Options
 from .runtime import build as building
 from .runtime import cache, cubins  # noqa: F401  (cubins enters its row)
-from .runtime.draws import TAKE, generator_states, put_back
+from .runtime.draws import OWN, generator_states, put_back
 from .runtime.images import IMAGE_STARTERS
 from .runtime.load import arch_of, load
 from .runtime.manifest import Manifest
@@ -316,7 +316,7 @@ def _is_run_anew(gm: torch.fx.GraphModule) -> bool:
 def as_drawing(call: Call, fg: FunctionalGraph, manifest: Manifest) -> Call:
     """`call`; if it may draw numbers and is given up, the generators stand where they stood, for the function that is run instead."""
     calls = [n for n in fg.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-    names = {TAKE, *(str(n.target) for n in calls if may_draw(n.target, n.args, n.kwargs))}
+    names = {*OWN, *(str(n.target) for n in calls if may_draw(n.target, n.args, n.kwargs))}
     if names.isdisjoint(e.op for e in manifest.externs):
         return call
 

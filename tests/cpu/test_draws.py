@@ -19,7 +19,7 @@ from torchsmith.ir.program import Extern
 from torchsmith.lower import draws
 from torchsmith.options import Options
 from torchsmith.runtime.cubins import compile_images
-from torchsmith.runtime.draws import TAKE, generator_states, put_back, take_draws
+from torchsmith.runtime.draws import ON_HOST, TAKE, draw_on_host, generator_states, put_back, take_draws
 
 BLOCKS = 2
 OURS = Options(cuda_blocks=BLOCKS)
@@ -271,6 +271,23 @@ def test_inputs_are_asked_for_their_address() -> None:
         assert generator.offset == OFFSET + 12
 
 
+def test_what_is_drawn_on_the_host_uses_its_generator() -> None:
+    """A graph on a GPU that draws a tensor of the host (a layer that is dropped, say): its generator moves, and not the GPU's."""
+
+    def draw(x: torch.Tensor) -> torch.Tensor:
+        torch.rand([])  # nobody reads it
+        return x * torch.randn(3, dtype=torch.float64).to(x.device)
+
+    scheduled, _ = scheduled_of(draw, (torch.empty(5, 3),), options=OURS)
+    calls = [e for e in scheduled.body if isinstance(e, Extern)]
+    assert [(c.op, c.args[0]) for c in calls if c.op == ON_HOST] == [(ON_HOST, "aten.rand.default"), (ON_HOST, "aten.randn.default")]
+    given = (torch.float64, None, torch.device("cpu"), False)
+    torch.manual_seed(7)
+    found = draw_on_host("aten.randn.default", torch.device("cpu"), "dtype,layout,device,pin_memory", [3], *given)
+    torch.manual_seed(7)
+    assert torch.equal(found, torch.randn(3, dtype=torch.float64))
+
+
 def test_generators_of_gpus_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where something is repeated, or only tried, all generators of the process stand as before."""
 
@@ -303,7 +320,7 @@ def test_torchs_calls_stay_where_nothing_is_known() -> None:
     scheduled, _ = scheduled_of(lambda x: (drop(x), torch.rand_like(x)), (torch.empty(8, 8),), options=there)
     assert [e.op for e in scheduled.body if isinstance(e, Extern)] == ["aten.native_dropout.default", TAKE]
     scheduled, _ = scheduled_of(lambda x: x + torch.rand(8, 8, device="cpu").to(x.device), (torch.empty(8, 8),), options=OURS)
-    assert [e.op for e in scheduled.body if isinstance(e, Extern)] == ["aten.rand.default"]  # of the processor's generator
+    assert [e.op for e in scheduled.body if isinstance(e, Extern)] == [ON_HOST]
     scheduled, _ = scheduled_of(drop, (torch.empty(7, 9),), dynamic=True, options=OURS)  # are there whole vectors?
     assert [e.op for e in scheduled.body if isinstance(e, Extern)] == ["aten.native_dropout.default"]
 

@@ -25,12 +25,13 @@ def both(fn: Callable[..., Any], *args: Any, calls: int = 4, externs: set[str] |
     with recording() as got:
         for seed in (1, None, (1 << 63) + 5, None)[:calls]:
             if seed is not None:
-                torch.cuda.manual_seed(seed)
-            before = torch.cuda.get_rng_state()
-            wanted, after = fn(*args), torch.cuda.get_rng_state()
+                torch.manual_seed(seed)  # the GPU's too
+            before, host = torch.cuda.get_rng_state(), torch.get_rng_state()
+            wanted, after, host_after = fn(*args), torch.cuda.get_rng_state(), torch.get_rng_state()
             torch.cuda.set_rng_state(before)
+            torch.set_rng_state(host)
             found = compiled(*args)
-            assert torch.equal(torch.cuda.get_rng_state(), after)
+            assert torch.equal(torch.cuda.get_rng_state(), after) and torch.equal(torch.get_rng_state(), host_after)
             for a, b in zip(found, wanted, strict=True):
                 assert a.dtype is b.dtype and a.stride() == b.stride() and torch.equal(a, b)
     for e in got:
@@ -88,6 +89,11 @@ def test_distributions(size: tuple[int, ...]) -> None:
 def test_torchs_own_draws_keep_their_turn() -> None:
     x = torch.randn(1000, 100, device=DEVICE)
     both(lambda x: (F.dropout(x * 2, 0.5), torch.randn_like(x), torch.rand_like(x), F.dropout(x * 3, 0.2)), x)
+
+
+def test_draws_on_the_host() -> None:
+    x = torch.randn(5, 3, device=DEVICE)
+    both(lambda x: (x * torch.rand(()), x + torch.randn(3).to(x.device)), x)
 
 
 def test_sizes_that_vary() -> None:

@@ -14,7 +14,9 @@ from ..graph.schema import info
 from ..graph.spec import TensorSpec
 from ..ir.dtype import DType
 from ..ir.expr import Expr, Sym
+from ..ir.nested import leaves
 from ..ir.program import BufArg, Enum, Extern, ExternArg
+from ..runtime.draws import ON_HOST
 from .numerics import ir_dtype
 from .ref import Ref, contiguous_strides, known, overlaps, same_strides
 
@@ -90,6 +92,9 @@ def lower_extern(cx: Builder, node: fx.Node, bound: Sequence[Any]) -> Any:
         else:
             args.append(given)
     outs, refs, binds = _results(cx)
+    if is_random(target) and cx.device != "cpu" and any(s.device == "cpu" for s in leaves(node.meta["spec"]) if isinstance(s, TensorSpec)):
+        names = ",".join(key for key, _ in kwargs)
+        args, kwargs, name = [name, Enum("device", cx.device), names, *args, *(given for _, given in kwargs)], [], ON_HOST
     returned = SHIM.get(name, "as_given")
     via = "shim" if name in SHIM and not binds else "python"
     cx.body.append(

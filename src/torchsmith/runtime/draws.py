@@ -1,6 +1,8 @@
-"""Generators of random numbers: where they stand, and how a compiled graph takes numbers from a GPU's, by an own call of the host program.
+"""Generators of random numbers: where they stand, and how a compiled graph on a GPU takes numbers from them, by own calls of the host
+program.
 
-In: by how much the graph's random operators move the counter. Out: where seed and counter stand, in the host's memory.
+In: by how much the graph's random operators move the GPU's counter. Out: where seed and counter stand, in the host's memory. Operators that
+draw for tensors in the host's memory use the processor's generator there.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 TAKE = "torchsmith.take_draws.default"
+ON_HOST = "torchsmith.draw_on_host.default"
 STEP = 4  # what one turn of Philox counts in a generator's offset
 
 
@@ -29,6 +33,17 @@ def take_draws(steps: int, device: torch.device, aligned: Sequence[torch.Tensor]
     return torch.tensor(numbers, dtype=torch.int64, device="cpu").unbind()  # type: ignore[return-value]
 
 
+def draw_on_host(op: str, device: torch.device, names: str, *args: Any) -> Any:
+    """What the random operator `op` ("aten.rand.default") draws with the processor's generator, on the device where the graph runs, whose
+    memory its tensors lie in. names: of those last arguments that are given by name, with commas between."""
+    namespace, name, overload = op.split(".")
+    keys = names.split(",") if names else []
+    there = tree_map_only(torch.Tensor, torch.Tensor.cpu, args)
+    first = len(there) - len(keys)
+    out = getattr(getattr(getattr(torch.ops, namespace), name), overload)(*there[:first], **dict(zip(keys, there[first:], strict=True)))
+    return tree_map_only(torch.Tensor, lambda t: t.to(device), out)
+
+
 def generator_states() -> list[tuple[Any, torch.Tensor]]:
     """The generators of the processor and of this process's GPUs, and where they stand. A stream that is captured hides those of GPUs."""
     found: list[Any] = [torch.default_generator]
@@ -44,4 +59,4 @@ def put_back(states: Sequence[tuple[Any, torch.Tensor]]) -> None:
 
 
 # Calls of the host program that are no operators of torch.
-OWN: dict[str, Callable[..., Any]] = {TAKE: take_draws}
+OWN: dict[str, Callable[..., Any]] = {TAKE: take_draws, ON_HOST: draw_on_host}
