@@ -26,6 +26,7 @@ from .emit.host import describe, emit_host, packing_key
 from .emit.printers import PRINTERS, print_kernel
 from .graph.eager import eager_callable
 from .graph.functionalise import functionalise, goes_backwards
+from .graph.host_part import HostPart, take_out
 from .graph.readable import readable
 from .graph.schema import may_draw
 from .graph.sizes import SizeFacts
@@ -331,19 +332,59 @@ def as_drawing(call: Call, fg: FunctionalGraph, manifest: Manifest) -> Call:
     return drawing
 
 
+def parts_of(fg: FunctionalGraph, options: Options) -> HostPart | None:
+    """The host's part of a graph that is not on one device. Raises Unsupported("LOW005") where it can't be taken out of it."""
+    try:
+        target_of(fg, options)
+    except Unsupported:
+        if (parts := take_out(fg)) is None:
+            raise
+        target_of(parts.rest, options)
+        return parts
+    return None
+
+
+def behind_host_part(parts: HostPart, rest: Call, eager: Call, name: str) -> Call:
+    """Calls of the whole; `eager` makes them where the host's part fails, or `rest` can't be run."""
+    nodes = [n for n in parts.part.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    for node in nodes:
+        events.emit("extern", graph=name, name=str(node.target), via="host", loc=node.meta.get("loc", ""))
+    draws = any(may_draw(n.target, n.args, n.kwargs) for n in nodes)
+
+    def call(*inputs: Any) -> Sequence[Any]:
+        random = generator_states() if draws else []
+        try:
+            values, given = parts.begin(inputs)
+        except Exception:
+            put_back(random)
+            return eager(*inputs)
+        try:
+            outs = rest(*inputs, *given)
+        except Elsewhere:
+            put_back(random)
+            return eager(*inputs)
+        return parts.end(inputs, values, outs)
+
+    return call
+
+
 def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options, name: str, inputs: Sequence[Any] = ()) -> Compiled:
     """The whole road: captured graph -> native callable. Raises Unsupported where some room refuses."""
     check_runs(options)
     with events.timed("functionalise", graph=name):
         facts.own_draws = not options.fallback_random
-        fg = functionalise(gm, facts, homes=True)
+        whole = fg = functionalise(gm, facts, homes=True)
+    eager = _give_up if _is_run_anew(gm) else gm.forward
+    parts = parts_of(fg, options)
+    if parts is not None:
+        fg = parts.rest
     options = at_hand(fg, options)
     if not options.freezing:
         fg = without_uncounted(fg, inputs)
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="functional_graph.txt", text=fg.key_text)
     call, manifest, library, cached = compile_and_load(
-        fg, options, name, inputs, eager=_give_up if _is_run_anew(gm) else gm.forward, frozen=options.freezing,
+        fg, options, name, () if parts else inputs, eager=_give_up if parts else eager, frozen=options.freezing,
         discard=options.freezing and options.freezing_discard_parameters, records=RECORDS if options.triton_cudagraphs else 0,
     )  # fmt: skip
     if options.libtorch == "forbid":
@@ -352,7 +393,9 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     scalars = scalars_written(fg, manifest.device)
     if scalars:
         call = as_writing(call, scalars, len(fg.outputs))
-    call = as_in_eager(call, gm, fg, inputs)
+    if parts is not None:
+        call = behind_host_part(parts, call, eager, name)
+    call = as_in_eager(call, gm, whole, inputs)
     operators = sum(n.op == "call_function" for n in fg.graph.nodes)
     externs = tuple(e.op for e in manifest.externs)
     report = Report(name, "native", None, operators, manifest.kernels, externs, library, cached, tuple(e.loc for e in manifest.externs),
@@ -456,13 +499,17 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
     def load_of(fg: FunctionalGraph, which: str, eager: Call, args: Sequence[Any] = ()) -> tuple[Call, Manifest, str, bool]:
         if options.trace_enabled:
             events.emit("artifact", graph=which, name="functional_graph.txt", text=fg.key_text)
+        parts = parts_of(fg, options)
+        if parts is not None:
+            fg = parts.rest
         if not options.freezing:
             fg = without_uncounted(fg, args)
-        made = compile_and_load(fg, options, which, args, eager=eager)
-        device = made[1].device
-        if scalars_written(fg, device):
-            raise Unsupported("LOW005", detail=f"a write into a tensor on cpu beside tensors on {device}, with gradients")
-        return made
+        call, manifest, library, cached = compile_and_load(fg, options, which, () if parts else args, eager=_give_up if parts else eager)
+        if scalars_written(fg, manifest.device):
+            raise Unsupported("LOW005", detail=f"a write into a tensor on cpu beside tensors on {manifest.device}, with gradients")
+        if parts is not None:
+            call = behind_host_part(parts, call, eager, which)
+        return call, manifest, library, cached
 
     def backward(fg: FunctionalGraph) -> Call:
         call, manifest, *_ = load_of(fg, f"{name}_backward", eager_callable(fg))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from graph_harness import graph_of
@@ -14,6 +16,8 @@ import torchsmith
 from torchsmith.codes import Unsupported
 from torchsmith.events import recording
 from torchsmith.graph import tracing
+from torchsmith.graph.eager import eager_callable
+from torchsmith.graph.host_part import take_out
 from torchsmith.graph.rules import functions
 from torchsmith.graph.spec import FreshOutput
 from torchsmith.graph.tracing import remember_device
@@ -189,3 +193,65 @@ def test_parts_of_attention_are_not_cast(monkeypatch: pytest.MonkeyPatch) -> Non
     finally:
         torch.set_autocast_enabled("cuda", False)
     assert "AUT004" not in [e.fields["code"] for e in events if e.kind == "fallback"]
+
+
+def on_the_processor(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """The graph, in which what goes to a GPU stays."""
+    here = torch.device("cpu")
+    for node in graph.nodes:
+        node.args = tuple(here if isinstance(a, torch.device) else a for a in node.args)
+        node.kwargs = {k: here if isinstance(v, torch.device) else v for k, v in node.kwargs.items()}
+    return graph
+
+
+def take_rows_of_a_moved_batch(x, w, rows):
+    batch = (x + 1).to("cuda:0")
+    return batch @ w + w[rows], x.t(), x * 2, w.sum(), x
+
+
+def write_beside_the_host(x, w, rows):
+    w.mul_(x[0].to("cuda:0"))
+    return torch.ones(3), w[rows[:2]] * x[0, 0]
+
+
+@pytest.mark.parametrize("fn", [take_rows_of_a_moved_batch, write_beside_the_host])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_hosts_part_is_taken_out(fn, dynamic):
+    """What is left is on the device alone; both together give what eager gives."""
+    example = torch.ones(4, 4), placed(4, 4), torch.ones(4, dtype=torch.int64)
+    fg = graph_of(fn, *example, dynamic=(0, 1, 2) if dynamic else ())
+    with pytest.raises(Unsupported, match="LOW005"):
+        lower(fg, Options(cuda_arch=80))
+    parts = take_out(fg)
+    assert parts is not None
+    program = lower(parts.rest, Options(cuda_arch=80))
+    verify_program(program)
+    assert program.device == "cuda:0" and {b.device for b in program.buffers.values()} == {"cuda"}
+    assert len([n for n in parts.part.graph.nodes if n.op == "call_function"]) < len(list(fg.graph.nodes)) - 4
+
+    on_the_processor(parts.part.graph), on_the_processor(parts.rest.graph)
+    here = dataclasses.replace(parts, device="cpu")
+    for n in (4, 6) if dynamic else (4,):
+        given = torch.randn(n, n), torch.randn(n, n), torch.randint(0, n, (n,))
+        mine = [t.clone() for t in given]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "to", lambda t, *a, **k: t)  # torch without CUDA cannot run it
+            wanted = fn(*given)
+            values, crossing = here.begin(mine)
+        found = here.end(mine, values, eager_callable(here.rest)(*mine, *crossing))
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(mine, list(given))
+        assert [r is mine[0] for r in found] == [r is given[0] for r in wanted]
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x, w: x + w,  # eager refuses it
+    lambda x, w: (x.mul_(2), w + 1)[1],
+    lambda x, w: (w.cpu() + x, w + 1),
+], ids=["mixed", "written", "back"])  # fmt: skip
+def test_what_is_no_part_before_stays_whole(fn):
+    try:
+        fg = graph_of(fn, torch.ones(4), placed(4))
+    except (RuntimeError, Unsupported):
+        return
+    assert take_out(fg) is None

@@ -174,3 +174,46 @@ def test_a_stream_that_is_captured_is_eagers() -> None:
     assert not torch.equal(first, y)
     torch.cuda.manual_seed(9)
     assert torch.equal(first, F.dropout(x * 2, 0.5))
+
+
+def compared(fn: Callable[..., Any], *args: Any, breaks: int = 0) -> None:
+    compiled = torchsmith.compile(fn, fullgraph=not breaks)
+    with recording() as got:
+        for _ in range(3):
+            mine, theirs = ([a.clone() if isinstance(a, torch.Tensor) else a for a in args] for _ in range(2))
+            found, wanted = compiled(*mine), fn(*theirs)
+            for a, b in zip((*found, *mine), (*wanted, *theirs), strict=True):
+                torch.testing.assert_close(a, b)
+                assert a.device == b.device and a.stride() == b.stride()
+    assert not [e for e in got if e.kind == "fallback"], [e.fields for e in got if e.kind == "fallback"]
+
+
+def test_a_batch_that_the_program_moves() -> None:
+    weight, x = torch.randn(6, 6, device=DEVICE), torch.randn(4, 6)
+    compared(lambda x, w: ((x + 1).to(w.device) @ w, x.t(), x * 2, w.sum(), x), x, weight)
+    compared(lambda x, w: (w[x.long().abs().sum(1) % 6], torch.ones(3), w.sin()), x, weight)
+    compared(lambda x, w: (w.mul_(x[0].cuda()), torch.rand([]) < 2), x, weight)
+    compared(lambda x, w: (w * x[0, 0], torch.full((), 3.0) * w, w[torch.tensor([1, 2])]), x, weight)
+    with pytest.raises(RuntimeError, match="same device"):
+        torchsmith.compile(lambda x, w: x[0] + w)(x, weight)
+
+
+def test_a_training_step_on_a_batch_that_the_program_moves() -> None:
+    x = torch.randn(4, 6)
+
+    def step(fn: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        layer = torch.nn.Linear(6, 3).to(DEVICE)
+        for _ in range(3):
+            loss, mean = fn(layer, x)
+            loss.backward()
+            assert not mean.is_cuda
+        return [p.grad for p in layer.parameters()]
+
+    def loss(layer: Any, x: torch.Tensor) -> Any:
+        return layer(x.to(layer.weight.device)).square().sum(), x.mean()
+
+    with recording() as got:
+        compiled = step(torchsmith.compile(loss, fullgraph=True))
+    assert not [e for e in got if e.kind == "fallback"]
+    torch.testing.assert_close(compiled, step(loss))

@@ -545,9 +545,10 @@ class Recorder:
         return result
 
     def _refuse_moves(self, target: Any, args: tuple[Any, ...], result: Any) -> None:
-        """A graph runs on one device: what comes from an input on another one, or goes there, is moved by Python between two graphs.
+        """A graph runs on one device: what leaves it is moved by Python between two graphs, and so is what gradients have to come back for.
 
-        What is only made on the host meanwhile is made on the device instead (lower/devices.py). Raises Unsupported("CAP037").
+        What the host gives to the device is moved before the graph runs (graph/host_part.py), and what is only made on the host meanwhile is
+        made on the device instead (lower/devices.py). Raises Unsupported("CAP037").
         """
         if (target not in _MOVES and getattr(target, "__name__", "") not in _MOVES) or not args or not self.machine.splits:
             return
@@ -555,7 +556,7 @@ class Recorder:
         if not (issubclass(type(moved), torch.Tensor) and issubclass(type(result), torch.Tensor)):
             return
         here, there = tracing.device_of(moved), tracing.device_of(result)
-        if here != there and (here.type != "cpu" or (moved.dim() and self._is_of_inputs(moved))):
+        if here != there and (here.type != "cpu" or (moved.dim() and moved.requires_grad and self._is_of_inputs(moved))):
             raise Unsupported("CAP037", at=self.loc(), detail=f"from {here} to {there}")
 
     def _is_of_inputs(self, tensor: torch.Tensor) -> bool:

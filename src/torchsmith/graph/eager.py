@@ -83,7 +83,7 @@ def deliver(fg: FunctionalGraph, inputs: Sequence[Any], by_name: Mapping[str, An
     for i, out in enumerate(fg.outputs):
         if isinstance(out, ViewOutput):
             base = inputs[out.of] if isinstance(out.of, int) else results[out.of[1]]
-            results[i] = _view(base, out.spec, symbols)
+            results[i] = view_of(base, out.spec, symbols)
     return tuple(results)
 
 
@@ -126,7 +126,7 @@ def fitted(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any], symbols: 
     return _fit(_call(target or node.target, list(args), dict(kwargs)), node.meta["spec"], symbols)
 
 
-def _view(base: torch.Tensor, spec: TensorSpec, symbols: Mapping[str, Any]) -> torch.Tensor:
+def view_of(base: torch.Tensor, spec: TensorSpec, symbols: Mapping[str, Any]) -> torch.Tensor:
     shape, strides = [number_of(s, symbols) for s in spec.shape], [number_of(s, symbols) for s in spec.strides]
     offset = 0 if spec.offset is None else number_of(spec.offset, symbols)
     if spec.dtype != base.dtype:

@@ -1,0 +1,189 @@
+"""What a graph on a GPU computes in the host's memory, taken out of it: torch's operators do it before the graph runs.
+
+In: a FunctionalGraph with inputs or results in the host's memory beside tensors on another device. Out: the graph that is left, which
+takes what crosses as further inputs, and the call of the whole.
+
+A program that moves its own batch (`x.to(self.weight.device)`), that indexes with a tensor of the host, or that gives one back beside its
+results is one of the host's part and a graph on one device. What comes back from the device in the middle of a program ends its graph
+before (capture), so nothing of the host's part waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..ir.nested import leaves
+from .eager import eager_callable, symbol_values, view_of
+from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, TensorSpec, ViewOutput
+
+HOST = "cpu"
+# Operators on a device that take tensors of the host which are no single numbers.
+TAKES_ARRAYS = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.copy.default})
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """The host's part of `whole`, and where `rest`, the graph that is left on `device`, stands in it."""
+
+    whole: FunctionalGraph
+    rest: FunctionalGraph
+    part: FunctionalGraph  # gives the values that cross, then the results of its own
+    device: str
+    crossing: tuple[int | str, ...]  # what `rest` takes behind the caller's inputs: inputs by number, values of the part by name
+    moved: tuple[bool, ...]  # of these: goes to the device (a number stays where it is)
+    own: tuple[int, ...]  # results that the part gives
+    kept: tuple[int, ...]  # results that `rest` gives
+
+    def begin(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], tuple[Any, ...]]:
+        """What the part gives, and what `rest` takes behind the caller's inputs."""
+        values = eager_callable(self.part)(*inputs)
+        by_name = dict(zip((c for c in self.crossing if isinstance(c, str)), values, strict=False))
+        given = [by_name[c] if isinstance(c, str) else inputs[c] for c in self.crossing]
+        device = torch.device(self.device)
+        return values, tuple(v.to(device) if moves else v for v, moves in zip(given, self.moved, strict=True))
+
+    def end(self, inputs: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> tuple[Any, ...]:
+        """The results of the whole, of what the part and `rest` gave."""
+        results = dict(zip(self.kept, outs, strict=True))
+        fresh = iter(values[sum(isinstance(c, str) for c in self.crossing) :])
+        results |= {i: self._result(self.whole.outputs[i], inputs, fresh) for i in self.own}
+        return tuple(results[i] for i in range(len(self.whole.outputs)))
+
+    def _result(self, out: Output, inputs: Sequence[Any], fresh: Iterator[Any]) -> Any:
+        if isinstance(out, ViewOutput):
+            assert isinstance(out.of, int)
+            return view_of(inputs[out.of], out.spec, symbol_values(self.whole, inputs))
+        return inputs[out.index] if isinstance(out, InputOutput) else next(fresh)
+
+
+def _is_array(node: fx.Node) -> bool:
+    return any(s.device == HOST and s.shape for s in _specs(node))
+
+
+def _specs(node: fx.Node) -> list[TensorSpec]:
+    return [s for s in leaves(node.meta.get("spec")) if isinstance(s, TensorSpec)]
+
+
+def take_out(fg: FunctionalGraph) -> HostPart | None:
+    """None: the graph is on one device, or what it does in the host's memory can't be done before."""
+    inputs = dict(zip((n for n in fg.graph.nodes if n.op == "placeholder"), fg.inputs, strict=True))
+    places = {n: {s.device for s in _specs(n)} for n in fg.graph.nodes}
+    places |= {n: {s.device} if isinstance(s, TensorSpec) else set() for n, s in inputs.items()}
+    devices = set().union(*places.values()) - {HOST}
+    if len(devices) != 1 or any(s.origin == ("bound",) for s in fg.symbols):
+        return None
+    (device,) = devices
+    host = {n for n in inputs if places[n] == {HOST}}
+    before: list[fx.Node] = []
+    for node in (n for n in fg.graph.nodes if n.op == "call_function"):
+        operands = {m for m in node.all_input_nodes if places[m]}
+        if operands - host or (not operands and places[node] != {HOST}):
+            if HOST in places[node]:
+                return None  # it waits for the device
+            continue
+        before.append(node)
+        if places[node] == {HOST}:  # else it is what moves to the device
+            host.add(node)
+    return _cut(fg, device, inputs, places, before)
+
+
+def _cut(
+    fg: FunctionalGraph, device: str, inputs: dict[fx.Node, Any], places: dict[fx.Node, set[str]], before: list[fx.Node]
+) -> HostPart | None:
+    taken, placeholders = set(before), list(inputs)
+    caller = len(placeholders) - len(fg.consts)  # inputs that a caller gives
+    arrays = {n for k, (n, s) in enumerate(inputs.items()) if k < caller and places[n] == {HOST} and s.shape}
+    by_name = {n.name: n for n in fg.graph.nodes}
+    own = [i for i, out in enumerate(fg.outputs) if _is_own(out, by_name, taken, arrays, placeholders)]
+    kept = [i for i in range(len(fg.outputs)) if i not in own]
+    written = {placeholders[i] for i, _ in fg.write_backs}
+    chained = any(isinstance(out, ViewOutput) and not isinstance(out.of, int) and out.of[1] in own for out in fg.outputs)
+    if written & arrays or chained or any(by_name[name] in taken for _, name in fg.write_backs):
+        return None
+    left = [n for n in fg.graph.nodes if n.op == "call_function" and n not in taken]
+    used = {m for n in left for m in n.all_input_nodes}
+    crossing = [n for n in (*placeholders, *before) if n in used and (n in arrays or n in taken)]
+    if any((n in arrays or _is_array(n)) and m.target not in TAKES_ARRAYS for m in left for n in m.all_input_nodes if n in crossing):
+        return None  # eager refuses it
+    if not left or any(len(_specs(n)) != 1 or not isinstance(n.meta["spec"], TensorSpec) for n in crossing if n in taken):
+        return None
+
+    rest = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    specs: list[Any] = []
+    roles: list[str] = []
+
+    def take(name: str, spec: Any, role: str, old: fx.Node) -> None:
+        new[old] = rest.placeholder(name)
+        new[old].meta.update(old.meta | {"spec": spec})
+        specs.append(spec)
+        roles.append(role)
+
+    given = fg.roles or ("input",) * len(placeholders)
+    for k, node in enumerate(placeholders[:caller]):
+        take(node.name, None if node in arrays else inputs[node], given[k], node)
+    moved = []
+    for node in crossing:
+        spec = inputs[node] if node in inputs else node.meta["spec"]
+        moved.append(spec.device == HOST and bool(spec.shape))
+        take(f"host_{node.name}", replace(spec, device=device) if moved[-1] else spec, "input", node)
+    for k, node in enumerate(placeholders[caller:], caller):
+        take(node.name, inputs[node], given[k], node)
+    for node in left:
+        new[node] = rest.node_copy(node, lambda n: new[n])
+    rest.output(tuple(new[by_name[name]] for name in _asked(fg, kept)))
+
+    place = {old: k for k, old in enumerate(kept)}
+    later = {k: k + len(crossing) if k >= caller else k for k in range(len(placeholders))}
+
+    def moved_output(out: Output) -> Output:
+        if isinstance(out, FreshOutput):
+            return FreshOutput(new[by_name[out.node]].name)
+        if isinstance(out, InputOutput):
+            return InputOutput(later[out.index])
+        if isinstance(out, ViewOutput):
+            return replace(out, of=later[out.of] if isinstance(out.of, int) else ("out", place[out.of[1]]))
+        return out
+
+    left_over = replace(
+        fg, graph=rest, inputs=tuple(specs), roles=tuple(roles), outputs=tuple(moved_output(fg.outputs[i]) for i in kept),
+        write_backs=tuple((i, new[by_name[name]].name) for i, name in fg.write_backs),
+        key_text=f"{fg.key_text}\nwithout the host's part", passing=tuple(place[i] for i in fg.passing if i in place),
+    )  # fmt: skip
+    names = tuple(n.name for n in crossing if n in taken)
+    fresh = tuple(o.node for i in own if isinstance(o := fg.outputs[i], FreshOutput))
+    part = replace(fg, graph=_only(fg.graph, taken), outputs=tuple(map(FreshOutput, (*names, *fresh))), write_backs=())
+    numbers = {n: k for k, n in enumerate(placeholders)}
+    sources = tuple(n.name if n in taken else numbers[n] for n in crossing)
+    return HostPart(fg, left_over, part, device, sources, tuple(moved), tuple(own), tuple(kept))
+
+
+def _is_own(out: Output, by_name: dict[str, fx.Node], taken: set[fx.Node], arrays: set[fx.Node], placeholders: Sequence[fx.Node]) -> bool:
+    """Is this a result of the host's part, an input in the host's memory, or a view of one?"""
+    if isinstance(out, FreshOutput):
+        return by_name[out.node] in taken
+    if isinstance(out, InputOutput):
+        return placeholders[out.index] in arrays
+    return isinstance(out, ViewOutput) and isinstance(out.of, int) and placeholders[out.of] in arrays
+
+
+def _asked(fg: FunctionalGraph, kept: Sequence[int]) -> tuple[str, ...]:
+    fresh = [o.node for i in kept if isinstance(o := fg.outputs[i], FreshOutput)]
+    return tuple(dict.fromkeys((*fresh, *(name for _, name in fg.write_backs))))
+
+
+def _only(graph: fx.Graph, nodes: set[fx.Node]) -> fx.Graph:
+    """The graph with its placeholders and these nodes, of the same names."""
+    out = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" or node in nodes:
+            new[node] = out.node_copy(node, lambda n: new[n])
+            assert new[node].name == node.name
+    out.output(())
+    return out
