@@ -652,16 +652,16 @@ def ways_table(files: list[Path]) -> tuple[str, list[dict[str, Any]]]:
         codes = Counter(c for e in found["entries"] for c in e["codes"])
         wrong = [line_of(e) for e in found["entries"] if e["verdict"] in WRONG or e["verdict"] in ("crash", "timeout", "error")]
         rows.append({
-            "command": about["command"].split(" --procs")[0], "entries": f["entries"], "right": f["equal"] - f["rounding"],
+            "way": ", ".join(w for w in about["way"].split(", ") if not w.endswith((" False", " given", " "))), "entries": f["entries"], "right": f["equal"] - f["rounding"],
             "rounding": f["rounding"], "eager with code": f["equal"] - f["one graph"], "native": f["native"], "wrong": f["wrong"],
             "crashed": f["crashes, hangs, errors"], "codes": dict(codes.most_common()), "found": wrong, "date": about["date"],
             "commit": about.get("commit", ""), "torch": about["torch"], "python": about["python"],
         })  # fmt: skip
-    columns = ("command", "entries", "right", "rounding", "eager with code", "native", "wrong", "crashed", "codes", "date", "commit")
+    columns = ("way", "entries", "right", "rounding", "eager with code", "native", "wrong", "crashed", "codes", "date", "commit")
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for row in rows:
         codes = ", ".join(f"{c} ({k})" for c, k in row["codes"].items())
-        lines.append("| " + " | ".join(codes if c == "codes" else f"`{row[c]}`" if c == "command" else str(row[c]) for c in columns) + " |")
+        lines.append("| " + " | ".join(codes if c == "codes" else str(row[c]) for c in columns) + " |")
     versions = sorted({f"torch {r['torch']}, Python {r['python']}" for r in rows})
     head = f"""# op_db in other ways
 
