@@ -651,3 +651,10 @@ def test_copies_into_complex_inputs_are_planned_and_printed() -> None:
     written = {p.buf for k in body if isinstance(k, Kernel) for p in k.params if p.written}
     assert {root_of(program.buffers, name) for name in written} >= {"x0", "x1"}
     assert texts_of(replace(scheduled, program=program, body=body))
+
+
+def test_powers_of_two_that_tensors_tell() -> None:
+    exponents = numbers(40, 33) - 20
+    check_triton(lambda x, n: torch.ldexp(x, n), numbers(9, 33), exponents)
+    check_triton(lambda x, n: torch.ldexp(x, n), rows(33), exponents)
+    check_triton(lambda x, n: torch.ldexp(x, n), rows(33, dtype=torch.float64), exponents)
