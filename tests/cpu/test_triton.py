@@ -387,6 +387,23 @@ def test_functions_of_single_values():
     assert len(compile_images(texts, 90, Options())) == len(texts)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_a_negative_zero_is_no_literal(dtype, monkeypatch):
+    """Triton 3.6 takes the literal -0.0 for 0.0."""
+    from triton.language.semantic import TritonSemantic
+
+    real = TritonSemantic.scalar_constant
+    monkeypatch.setattr(TritonSemantic, "scalar_constant", lambda self, value, dtype: real(self, value if value else abs(value), dtype))
+
+    def fn(x):
+        zeros = torch.where(x > 0, -0.0, x), F.pad(x, (0, 1), value=-0.0), x.clamp(0, 0) * -0.0, torch.full_like(x, -0.0)
+        return x / -0.0, *(1 / z for z in zeros)
+
+    scheduled = check_triton(fn, rows(5, 20, dtype=dtype))
+    texts = texts_of(scheduled)
+    assert len(compile_images(texts, 90, Options())) == len(texts)
+
+
 def attend(q, rows):
     """Attention with a mask that models make where they cannot look at values: rows below 0 are left out, and there are none."""
     at = torch.arange(8, device=q.device)[None, None, :, None]

@@ -503,6 +503,9 @@ def literal(e: Const) -> str:
         if math.isinf(v) or (e.dtype is dt.f32 and abs(v) > 3.4028235677973366e38):
             return 'float("inf")' if v > 0 else 'float("-inf")'
         text = repr(float(v))
+        if text == "-0.0":  # to Triton 3.6 it is as good as 0.0
+            bits, kind = (64, "tl.float64") if e.dtype is dt.f64 else (32, "tl.float32")
+            return f"tl.full([], {-(1 << (bits - 1))}, tl.int{bits}).to({kind}, bitcast=True)"
         if e.dtype is dt.f64:
             return f"tl.full([], {text}, tl.float64)"
         return f"({text})" if text[0] == "-" else text
