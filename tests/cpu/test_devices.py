@@ -175,6 +175,16 @@ def test_data_of_the_program_goes_to_where_the_graph_runs():
         lower(graph_of(lambda x: (torch.tensor([0, 1]), x + 1), placed(5)), Options())
 
 
+@pytest.mark.parametrize("made", [
+    lambda on: torch.ops.prims.iota.default(5, start=0, step=1, dtype=torch.int64, device=on, requires_grad=False),
+    lambda on: torch.ops.prims.iota(5, start=0, step=1, dtype=torch.int64, device=on, requires_grad=False),
+])  # fmt: skip
+def test_factories_that_have_no_default_device(made):
+    program = lower(graph_of(lambda x: x + made(x.device), placed(5)), Options())
+    assert program.device == "cuda:0"
+    assert graph_of(lambda: made(torch.device("cuda:0"))).outputs[0].node
+
+
 def test_parts_of_attention_are_not_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autocast of a GPU casts what attention is given, and nothing inside of it: softmax would become float32, which the product after it
     would cast where autograd does not see it."""

@@ -14,12 +14,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, partial
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -228,6 +228,12 @@ READS = frozenset({
 })  # fmt: skip
 
 
+def _needs_device(func: Any) -> bool:
+    """Is it a factory of torch.ops.prims, which has no default device?"""
+    func = getattr(func, "default", None) if isinstance(func, OpOverloadPacket) else func
+    return isinstance(func, OpOverload) and any(a.name == "device" and not a.has_default_value() for a in func._schema.arguments)
+
+
 class _Functions(TorchFunctionMode):
     """Sees torch functions above the dispatcher: those in FUNCTION_RULES, and device properties of tensors."""
 
@@ -253,7 +259,8 @@ class _Functions(TorchFunctionMode):
         if found is not None:
             return found(self.trace, self.plainly(func), *args, **(kwargs or {}))
         if kwargs and kwargs.get("device") is not None:
-            return self.trace.made_on(kwargs["device"], self.plainly(func), args, kwargs)
+            call = self.plainly(func)
+            return self.trace.made_on(kwargs["device"], partial(call, device=_CPU) if _needs_device(func) else call, args, kwargs)
         if not self.trace.has_devices:
             return self.plainly(func)(*args, **(kwargs or {}))
         outer = self.trace.calling_on
