@@ -873,6 +873,34 @@ class Filled(collections.defaultdict[str, Any]):
     pass
 
 
+class Ordered(collections.OrderedDict[str, Any]):
+    pass
+
+
+class Table(dict[str, Any]):
+    pass
+
+
+class Cells(tuple[Any, ...]):
+    pass
+
+
+class Labelled(tuple[Any, ...]):
+    def __init__(self, items: Any, label: str = "") -> None:
+        self.label = label
+
+
+def _made_with(*args: Any, **kwargs: Any) -> list[Any]:
+    """What classes that extend Python's containers make of these arguments."""
+    said: list[Any] = []
+    for cls in (Filled, Ordered, Table, Cells, Labelled):
+        try:
+            said.append(cls(*args, **kwargs))
+        except TypeError as e:
+            said.append(str(e))
+    return said
+
+
 def _factory_changed(x: Any) -> Any:
     x.default_factory = list
     other = x.copy()
@@ -1100,6 +1128,10 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
     "three-argument pow": (lambda: (pow(2, 6, mod=10), functools.partial(pow, mod=10)(3, 5), pow(base=2, exp=3)), tuple),
     "where a class is made": (lambda: type("Made", (), {}).__module__, tuple),
     "an exit": (_leaves, tuple),
+    "a class with two arguments": (lambda: _made_with([("a", 1)], None), tuple),
+    "a class with a factory": (lambda: _made_with(list, [("a", 1)]), tuple),
+    "a class with a factory and more": (lambda: _made_with(list, [("a", 1)], 2), tuple),
+    "a class with a label": (lambda: (_made_with(None, label="x"), Labelled([1], label="x").label), tuple),
     "a factory that changes": (_factory_changed, lambda: (collections.defaultdict(None, a=1),)),
     "a method that goes": (_unsaid, lambda: (_season(),)),
     "properties with names of Python's": (_named, tuple),

@@ -717,6 +717,13 @@ def _inits_as_object(t: type) -> bool:
     return next(f for f in inits if not issubclass(type(f), Function)) is object.__init__
 
 
+def _items(m: Machine, given: Any) -> Any:
+    """What a dictionary is filled with."""
+    if issubclass(type(given), dict) and m.world.of(given) is None:
+        return given
+    return m.mapped(given) if hasattr(given, "keys") else m.listed(given)
+
+
 def _row_init(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kwargs) -> Any:
     """object.__init__ and the like: nothing to do."""
     owner = find(m, t, "__init__")
@@ -727,8 +734,9 @@ def _row_init(m: Machine, self: Any, t: type, track: Any, args: Args, kwargs: Kw
     if owner is object.__init__ or not issubclass(type(self), (dict, list, set, deque, BaseException, super)):
         return None
     if issubclass(type(self), dict) and args:
-        args = [args[0] if issubclass(type(args[0]), dict) and m.world.of(args[0]) is None else m.mapped(args[0]) if hasattr(args[0], "keys")
-                else m.listed(args[0])]  # fmt: skip
+        k = int(issubclass(type(self), defaultdict))  # the factory comes first
+        if len(args) == k + 1 and (not k or args[0] is None or callable(args[0])):  # else Python refuses them unseen
+            args = [*args[:k], _items(m, args[k])]
     elif issubclass(type(self), (list, set, deque)) and args:
         args = [pr.filling(m, args[0]), *args[1:]] if issubclass(type(self), set) else [m.listed(args[0]), *args[1:]]
     base: Any = next(b for b in (*_C_BASES, BaseException) if issubclass(t, b))
@@ -900,8 +908,8 @@ def _c_new(m: Machine, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.native(lambda: cls.__new__(cls, *args), [], {}, plain=True)
     if issubclass(cls, (dict, list, set, torch.autograd.Function)):
         return m.native(new, [cls], {}, plain=True)
-    if issubclass(cls, tuple) and args:
-        return m.native(new, [cls, m.listed(args[0])], {})
+    if issubclass(cls, tuple) and len(args) == 1 and (not kwargs or find(m, cls, "__init__") is not object.__init__):
+        return m.native(new, [cls, m.listed(args[0])], kwargs)
     if issubclass(cls, (int, float, str, bytes, tuple, frozenset)) or cls.__module__ in policy.PURE_MODULES:
         return m.native(new, [cls, *args], kwargs)
     raise Unsupported("CAP014", at=m.loc(), detail=f"making a {cls.__module__}.{cls.__qualname__}")
