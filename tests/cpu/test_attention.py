@@ -303,3 +303,18 @@ def test_gradients_of_a_librarys_attention() -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     with sdpa_kernel(SDPBackend.MATH):
         torch.testing.assert_close(twice, curve(q, k), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_mask_whose_rows_are_found_to_be_one_serves_all_sizes(backend: str) -> None:
+    """view(batch, heads, -1, keys) leaves a quotient of two sizes: that it is 1 is a guard, and one compilation serves all batches."""
+
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        return sdpa(q, k, v, attn_mask=m.repeat_interleave(2, dim=0).view(q.shape[0], 2, -1, m.shape[-1]))
+
+    compiled = torchsmith.compile(fn, backend=backend, dynamic=True)
+    with recording() as seen:
+        for b in (2, 3, 5):
+            args = torch.randn(b, 2, 5, 8), torch.randn(b, 2, 6, 8), torch.randn(b, 2, 6, 8), torch.randn(b, 1, 6)
+            torch.testing.assert_close(compiled(*args), fn(*args))
+    assert [e.kind for e in seen if e.kind in ("graph", "fallback", "graph_break")] == ["graph"]

@@ -296,6 +296,10 @@ def attention(
         return call(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = _as_summand(attn_mask, query)
+    if attn_mask is not None:
+        whole = (*query.shape[:3], key.shape[2])[-attn_mask.dim() :]
+        if any(type(have) is not int and not same(have, want) for have, want in zip(attn_mask.shape, whole, strict=True)):
+            attn_mask = attn_mask.expand(whole)  # a size that is found to be 1 is not written so: kernels would walk along it
     flash = aten._scaled_dot_product_flash_attention_for_cpu.default
     return flash(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
