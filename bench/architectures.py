@@ -20,8 +20,8 @@ tests/gpu, without dropout; the Triton texts of its kernels become machine code 
 the models take them in turn, then the others; with `--train-every N` every n-th model is trained, too.
 
 Each model runs in a process of its own under a time limit; rows are written as they come, and a row that is there is not run again
-(`--again`). Status: right, wrong, crash (a signal), hang (the limit), raises (compiled raises where eager does not), random (eager differs
-from itself), not built.
+(`--again`). Status: right, wrong, crash (a signal), hang (the limit), raises (compiled raises where eager does not), asks (so does eager
+where torch.compiler.is_compiling() says that it is compiled), random (eager differs from itself), not built.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import torch  # noqa: E402
-from doubles import difference, leaves, size_of, wrong  # noqa: E402
+from doubles import Run, difference, leaves, size_of, wrong  # noqa: E402
 from suites.harness import about  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
@@ -59,7 +59,7 @@ ROADS = {"capture": (1e-4, 1e-5), "native": (1e-3, 1e-3), "train": (1e-4, 1e-5),
          "native train": (1e-3, 1e-3)}  # relative, absolute  # fmt: skip
 NATIVE = ("native", "native train")  # the others ask what capture makes of a model
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-ORDER = ("wrong", "crash", "hang", "raises", "random", "right", "not built")
+ORDER = ("wrong", "crash", "hang", "raises", "asks", "random", "right", "not built")
 MOST = 200_000_000  # parameters: a model that stays larger than this is not built
 MOST_TRAINED = 40_000_000  # there are copies, in float64 too
 Row = dict[str, Any]
@@ -457,6 +457,8 @@ def run_case(case: Case, stack: ExitStack) -> Row:
             at = traceback.extract_tb(error.__traceback__)[-1]
             row |= {"status": "raises", "why": f"{type(error).__name__}: {str(error)[:300]} ({Path(at.filename).name}:{at.lineno})"}
             seen = explanation(events)
+    if row["status"] in ("wrong", "raises") and asks(model, kwargs, run, want):
+        row["status"] = "asks"
     row["capture_s"] = seen.times.get("capture", (0.0, 0.0))[1]
     row["stages"] = {k: round(wall, 2) for k, (wall, _) in seen.times.items() if wall > 0.2}
     row |= {"graphs": seen.graph_count, "operators": seen.op_count, "kernels": seen.kernel_count}
@@ -467,6 +469,16 @@ def run_case(case: Case, stack: ExitStack) -> Row:
     if texts:
         row |= made_of(texts)
     return row
+
+
+def asks(model: torch.nn.Module, kwargs: dict[str, Any], run: Run, want: Any) -> bool:
+    """Does eager give something else where it is told that it is compiled? Then the program says what it wants (some masks of
+    transformers are left out only where it is not)."""
+    with patch.object(torch.compiler, "is_compiling", lambda: True):
+        try:
+            return is_random(run(model, model.forward, kwargs), want)
+        except Exception:
+            return True
 
 
 def is_random(again: Any, want: Any) -> bool:
@@ -557,7 +569,7 @@ def move_vectors(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() <= 1 and p.is_floating_point():
-                p.add_(torch.randn(p.shape, generator=numbers), alpha=0.2)
+                p.add_(torch.randn(p.shape, generator=numbers).to(p), alpha=0.2)
 
 
 def without_dropout(model: torch.nn.Module) -> None:
@@ -699,15 +711,15 @@ def table(rows: list[Row], names_in_all: int) -> str:
     lines = ["# Models that can be built from a configuration", ""]
     lines += ["Made by `python bench/architectures.py`, which says what is compared.", ""]
     lines += [f"- {k}: {v}" for k, v in about().items()] + [f"- names: {names_in_all} in all", ""]
-    lines += ["| road | names run | built | right | wrong | crash | hang | raises | random | no break |", "|---|" + "---|" * 9]
+    lines += ["| road | names run | built | right | wrong | crash | hang | raises | asks | random | no break |", "|---|" + "---|" * 10]
     for road in dict.fromkeys(r["road"] for r in rows):
         mine = [r for r in rows if r["road"] == road]
         if mine:
             count = Counter(r["status"] for r in mine)
             built = len(mine) - count["not built"]
             free = sum(r["status"] == "right" and not r.get("breaks") for r in mine)
-            cells = [road, len(mine), built, *(count[s] for s in ("right", "wrong", "crash", "hang", "raises", "random"))]
-            share = f"{free} ({100 * free / max(built - count['random'], 1):.0f} %)"
+            cells = [road, len(mine), built, *(count[s] for s in ("right", "wrong", "crash", "hang", "raises", "asks", "random"))]
+            share = f"{free} ({100 * free / max(built - count['random'] - count['asks'], 1):.0f} %)"
             lines.append("| " + " | ".join(map(str, [*cells, share])) + " |")
     bad = [r for r in rows if r["status"] not in ("right", "not built")]
     lines += ["", "## Not right", "", "| model | road | status | why |", "|---|---|---|---|"]
@@ -775,6 +787,7 @@ def main() -> int:
     p.add_argument("--out", type=Path, default=HERE / "results")
     args = p.parse_args()
     end = time.monotonic() + args.seconds
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a process that has asked the driver cannot fork others that use it
     threads = max(1, len(os.sched_getaffinity(0)) // args.jobs)
     if args.device != "cpu":

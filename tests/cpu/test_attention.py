@@ -170,6 +170,24 @@ def test_rows_without_a_key_have_gradients_of_zero(dtype: torch.dtype) -> None:
         torch.testing.assert_close(g, w, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=2e-2 if dtype is torch.bfloat16 else 1e-5)
 
 
+@STORED
+def test_masks_that_are_learned(dtype: torch.dtype) -> None:
+    """Biases as T5's: eager's flash kernel takes no mask that requires a gradient, and neither does ours, wanted or not."""
+    torch.manual_seed(0)
+    given = heads(2, 5, 3, 16), heads(2, 9, 3, 16), heads(2, 9, 3, 16), torch.randn(1, 3, 5, 9)
+    q, k, v, mask = (x.requires_grad_() for x in stored(given, dtype))
+
+    def gradients(fn: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        out = fn(q, k, v, mask)
+        return out, *torch.autograd.grad(out.float().square().sum(), (q, k, v, mask))
+
+    compiled = torchsmith.compile(masked, fullgraph=True)
+    with torch.no_grad():
+        tail = [(compiled(q, k, v, mask), masked(q, k, v, mask))]
+    for g, w in [*zip(gradients(compiled), gradients(masked), strict=True), *tail]:
+        torch.testing.assert_close(g, w, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=2e-2 if dtype is torch.bfloat16 else 1e-5)
+
+
 def test_dropout_is_not_ours() -> None:
     q = heads(1, 8, 1, 8)
     facts = SizeFacts()

@@ -464,7 +464,7 @@ def flash_applies(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor |
     all_fit = all(
         t.dim() == 4 and t.dtype is query.dtype and t.dtype.is_floating_point and same(t.stride(-1), 1) for t in (query, key, value)
     )
-    if not all_fit or dropout_p or (attn_mask is not None and attn_mask.dim() not in (2, 4)):
+    if not all_fit or dropout_p or (attn_mask is not None and (attn_mask.dim() not in (2, 4) or attn_mask.requires_grad)):
         return False
     if not all(_equal_here(query.shape[d], t.shape[d]) for t in (key, value) for d in (0, 3)):
         return False
