@@ -16,8 +16,8 @@ compared, caches too: |compiled - eager| <= 1e-5 + 1e-4 |eager| on capture and t
 `native train` is forward and backward in training mode with kernels; results, gradients and buffers afterwards are compared. Weights that
 are vectors are moved, so that none is 0 or 1. Batch norm of few small images makes rounding large; so it is held against float64, as
 doubles.py says, and so are all results of `--device cuda` (TF32 off) and `--device fake`: processor tensors through the driver of
-tests/gpu, without dropout; the Triton texts of its kernels become machine code for sm_90, which nothing runs. With several of `--dtype`
-the models take them in turn, then the others; with `--train-every N` every n-th model is trained, too.
+tests/gpu, without dropout; the Triton texts of its kernels become machine code for sm_90, or their interpreter runs them. With several
+of `--dtype` the models take them in turn, then the others; with `--train-every N` every n-th model is trained, too.
 
 Each model runs in a process of its own under a time limit; rows are written as they come, and a row that is there is not run again
 (`--again`). Status: right, wrong, crash (a signal), hang (the limit), raises (compiled raises where eager does not), asks (so does eager
@@ -432,7 +432,7 @@ def run_case(case: Case, stack: ExitStack) -> Row:
     row["class"] = type(model).__name__
     if case.device == "fake":
         without_dropout(model)
-    texts = pretend_device(stack) if case.device == "fake" else []
+    texts, interpreted = pretend_device(stack) if case.device == "fake" else ([], [])
     start = time.perf_counter()
     want = run(model, model.forward, kwargs)
     row["eager_s"] = time.perf_counter() - start
@@ -466,7 +466,9 @@ def run_case(case: Case, stack: ExitStack) -> Row:
     row["breaks"] = [[r.code, short(r.loc), r.detail[:200]] for r in seen.breaks]
     row["fallbacks"] = [[r.code, short(r.loc), r.detail[:200]] for r in seen.fallbacks]
     row["calls"] = dict(Counter(c for g in seen.graphs for c in (*g.externs, *(g.backward.externs if g.backward else ()))))
-    if texts:
+    if interpreted and row["status"] == "right":
+        row |= {"status": "wrong", "why": "; ".join(interpreted)[:500]}
+    if texts and "TRITON_INTERPRET" not in os.environ:
         row |= made_of(texts)
     return row
 
@@ -487,9 +489,11 @@ def is_random(again: Any, want: Any) -> bool:
     return bool(difference(again, want, 5e-2, 5e-2 * scale))
 
 
-def pretend_device(stack: ExitStack) -> list[str]:
-    """From here on tensors of the processor are those of a GPU; gives the Triton texts of what is compiled, as they come."""
+def pretend_device(stack: ExitStack) -> tuple[list[str], list[str]]:
+    """From here on tensors of the processor are those of a GPU; gives the Triton texts of what is compiled, as they come, and what is
+    wrong with the values that these give."""
     import fuzz
+    import interpreted
     import pretend
     import unoptimized
 
@@ -498,16 +502,20 @@ def pretend_device(stack: ExitStack) -> list[str]:
     from torchsmith.schedule.blocks import form_blocks
 
     texts: list[str] = []
+    formed: list[Any] = []
 
     def form(program: Any, options: Any, decided: Any) -> Any:
-        texts.extend(print_triton(k) for k in form_blocks(program, options, decided).body if isinstance(k, Kernel))
+        made = form_blocks(program, options, decided)
+        texts.extend(print_triton(k) for k in made.body if isinstance(k, Kernel))
+        formed.append(made)
         return pretend.form(program, options, decided)
 
+    wrong = interpreted.watch(stack, formed) if "TRITON_INTERPRET" in os.environ else []
     fuzz.prepared("fake", stack, form)
     unoptimized.use(stack)
     tools = pretend.toolchain()
     stack.enter_context(patch.object(pretend, "toolchain", lambda: replace(tools, flags=(*tools.flags, "-O0"))))
-    return texts
+    return texts, wrong
 
 
 def made_of(texts: Sequence[str]) -> Row:
@@ -779,6 +787,7 @@ def main() -> int:
     p.add_argument("--jobs", type=int, default=1)
     p.add_argument("--device", choices=("cpu", "cuda", "fake"), default="cpu")
     p.add_argument("--dtype", default="float32", help=f"one or several of {', '.join(DTYPES)}, with commas between")
+    p.add_argument("--interpret", action="store_true", help="fake: Triton's interpreter runs the texts beside the kernels; slow")
     p.add_argument("--train-every", type=int, default=0, metavar="N", help="every n-th of the road native is trained, too")
     p.add_argument("--limit", type=float, default=180, help="seconds for one model")
     p.add_argument("--seconds", type=float, default=1e9, help="for the whole: well-known models come first then, the others are left")
@@ -789,6 +798,8 @@ def main() -> int:
     end = time.monotonic() + args.seconds
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a process that has asked the driver cannot fork others that use it
+    if args.interpret:
+        os.environ |= {"TRITON_INTERPRET": "1", "TORCHSMITH_CACHE_DIR": tempfile.mkdtemp(prefix="torchsmith-interpret-")}
     threads = max(1, len(os.sched_getaffinity(0)) // args.jobs)
     if args.device != "cpu":
         os.environ["TORCHSMITH_COMPILE_THREADS"] = str(threads)
