@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from torchsmith.graph.spec import FreshOutput
 from torchsmith.graph.tracing import remember_device
 from torchsmith.ir.expr import Sym, walk
 from torchsmith.ir.interpret import run_program
+from torchsmith.ir.number import number_of
 from torchsmith.ir.parse import parse_program
 from torchsmith.ir.print import print_program
 from torchsmith.ir.program import Stage
@@ -106,6 +108,26 @@ def test_results_on_cuda_are_as_torchs_fake_tensors_say():
     assert checked > 60
 
 
+@pytest.mark.parametrize("call", [
+    lambda t, dims: torch.fft.fftn(t.to(torch.complex64), dim=dims), lambda t, dims: torch.fft.rfftn(t, dim=dims),
+    lambda t, dims: torch.fft.irfftn(t.to(torch.complex64), dim=dims), lambda t, dims: torch.fft.fft(t, dim=dims[-1]),
+    lambda t, dims: torch.ops.aten._fft_r2c.default(t, list(dims), 0, False),
+], ids=["c2c", "r2c", "c2r", "fft", "both sides"])  # fmt: skip
+@pytest.mark.parametrize("varies", [False, True])
+def test_transforms_lie_as_cufft_leaves_them(call, varies):
+    for order in itertools.permutations(range(4)):
+        for dims in ((0,), (1, 2), (0, 1), (3, 0, 2), (0, 1, 3), (1, 3, 0, 2)):
+            with FakeTensorMode():
+                want = call(torch.empty([2, 4, 5, 3], device="cuda:0").permute(order), dims)
+            given = remember_device(torch.empty([2, 4, 5, 3], device="meta").permute(order), torch.device("cuda:0"))
+            with recording() as events:
+                graph = graph_of(lambda t, dims=dims: call(t, dims), given, dynamic=(0,) if varies else ())
+            (out,) = graph.outputs
+            spec = next(n.meta["spec"] for n in graph.graph.nodes if n.name == out.node)
+            assert [number_of(e, dict(graph.hints)) for e in spec.strides] == list(want.stride()), (order, dims)
+            assert not [e for e in events if e.fields.get("code") in ("GRA001", "GRA005")]
+
+
 def test_layouts_that_eagers_kernels_choose_on_cuda():
     """Convolutions of float64 are contiguous there; attention of 16-bit numbers pads rows to a multiple of 8 and cuts them off again."""
 
@@ -124,6 +146,13 @@ def test_layouts_that_eagers_kernels_choose_on_cuda():
     attend = torch.nn.functional.scaled_dot_product_attention
     assert strides(attend, *[placed(1, 4, 12, 5, dtype=torch.bfloat16)] * 3) == (384, 96, 8, 1)
     assert strides(attend, *[placed(1, 4, 12, 8, dtype=torch.bfloat16)] * 3) == (384, 96, 8, 1)
+    # cuDNN's batch norm takes contiguous memory, eager's own keeps the order; the gradient of dropout keeps a format
+    turned = remember_device(torch.empty(5, 3, 4, device="meta").mT, torch.device("cuda:0"))
+    channels = [placed(4) for _ in range(4)]
+    assert strides(torch.nn.functional.batch_norm, turned, channels[0], channels[1], channels[2], channels[3]) == (12, 3, 1)
+    assert strides(torch.nn.functional.batch_norm, turned, channels[0], channels[1]) == (12, 1, 4)
+    drop = torch.ops.aten.native_dropout_backward.default
+    assert strides(lambda g, m: drop(g, m, 2.0), turned, remember_device(turned.bool(), torch.device("cuda:0"))) == (12, 3, 1)
 
 
 def test_what_eagers_kernels_compute_on_cuda():
@@ -158,6 +187,17 @@ def test_what_eagers_kernels_compute_on_cuda():
 def test_what_eagers_kernels_refuse_on_cuda(call):
     with pytest.raises(Unsupported, match=r"overflow|not implemented"):
         graph_of(call, placed(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("call", "shapes"), [
+    (lambda x: torch.nn.functional.channel_shuffle(x.mT, 2), [(2, 4, 5, 6)]),
+    (lambda g, y: torch.ops.aten._softmax_backward_data.default(g, y.half(), 1, torch.float16), [(3, 4), (3, 4)]),
+    (lambda x, w: torch.ops.aten._batch_norm_with_update.default(x, w[0], w[1], w[:, 0], w[:, 1], 0.1, 1e-5), [(3, 4, 5), (4, 4)]),
+    (lambda x, w: torch.nn.functional.batch_norm(x, w[:, 0], w[:, 1], w[0], w[1], True), [(3, 4, 5), (4, 4)]),
+], ids=["a view that there is not", "dtypes", "cuDNN's contiguous arguments", "statistics that eager would lose"])  # fmt: skip
+def test_what_eager_refuses_on_cuda_for_how_it_lies(call, shapes):
+    with pytest.raises(Unsupported):
+        graph_of(call, *(placed(*s) for s in shapes))
 
 
 def test_dropout_on_cuda_is_eagers_one_kernel():

@@ -289,6 +289,10 @@ FACTORS = [
     lambda a: torch.linalg.solve(a, torch.ones(a.shape[-1])), lambda a: torch.linalg.solve(a, torch.ones(4, a.shape[-1]), left=False),
     lambda a: torch.ormqr(a, torch.ones(*a.shape[:-2], min(a.shape[-2:])), torch.ones(*a.shape[:-1], 2)),
     lambda a: torch.linalg.lstsq(a, torch.ones(*a.shape[:-1], 2))[:3], lambda a: torch.linalg.lstsq(a, torch.ones(a.shape[:-1]))[0],
+    torch.cholesky, torch.geqrf, torch.linalg.pinv, lambda a: torch.linalg.pinv(a, hermitian=a.shape[-1] == a.shape[-2]),
+    torch.linalg.ldl_factor,
+    lambda a: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(a), torch.ones(*a.shape[:-1], 2)),
+    lambda a: torch.triangular_solve(torch.ones(4, 1, a.shape[-1], 2), a),
 ]  # fmt: skip
 
 
@@ -582,7 +586,14 @@ def test_what_eager_refuses_is_refused(number: int) -> None:
 @pytest.mark.parametrize("fn", [
     lambda t: torch.isin(t, 1), lambda t: torch.isin(1, t, invert=True), lambda t: torch.narrow_copy(t, 0, 1, 2),
     lambda t: torch.ops.aten.narrow_copy(t, -1, t.shape[-1] - 2, 2), lambda t: torch.special.shifted_chebyshev_polynomial_t(t, 3),
-    lambda t: torch.special.shifted_chebyshev_polynomial_w(0.25, t.abs().round()),
+    lambda t: torch.special.shifted_chebyshev_polynomial_w(0.25, t.abs().round()), lambda t: torch.fft.ihfft2(t, norm=None),
+    lambda t: torch.geqrf(t)[1],
+    lambda t: torch.ldexp(t, torch.arange(t.shape[1])), lambda t: torch.ops.aten.native_dropout_backward(t, t > 0, 2.0),
+    lambda t: torch.ops.aten._chunk_cat([t, t.mT.contiguous().mT[:, :2]], 1, 3), lambda t: torch.ops.aten._chunk_cat([t], 0, 2),
+    lambda t: torch.ops.aten._unsafe_masked_index(t, t[:2, 0] > 0, [torch.tensor([1, 99]), torch.tensor([-99, 2])], 0.5),
+    lambda t: torch.ops.aten._unsafe_masked_index_put_accumulate(t, t[:2] > 0, [torch.tensor([1, 99])], t[1:3]),
+    lambda t: t.clone().resize_as_(t.mT.contiguous().mT), lambda t: t.clone().resize_(t.shape),
+    lambda t: torch.ops.aten._batch_norm_with_update(t, *(torch.ones(t.shape[1]) for _ in range(4)), 0.1, 1e-5)[:3],
 ])  # fmt: skip
 def test_sizes_that_vary_have_rules_here(fn: Any) -> None:
     for t in layouts(3, 4):

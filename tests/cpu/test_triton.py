@@ -170,6 +170,15 @@ def test_dtypes(dtype):
     check_triton(lambda x, y: (F.gelu(x) * y, F.layer_norm(x, (70,)), x.sum(0)), x, y, **tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_powers_of_two_of_any_number_are_exact(dtype):
+    most = 300 if dtype is torch.float32 else 2200
+    wide = torch.ldexp(rows(200, dtype=torch.float64), numbers(most - 40, 200) - most // 2 + 20).to(dtype)
+    x = torch.cat([rows(200, dtype=dtype), wide, torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan], dtype=dtype)])
+    check_triton(torch.ldexp, x, numbers(2 * most, 405) - most, rtol=0, atol=0)
+    check_triton(torch.ldexp, numbers(9, 5), numbers(9, 5), rtol=0, atol=0)
+
+
 def test_sizes_that_vary(monkeypatch):
     monkeypatch.setattr(blocks, "STEP", 16)  # lanes that idle cost time here
     check_triton(lambda x, y: (torch.softmax(x + y, 1), (x * y).sum(0)), rows(5, 40), rows(5, 40), dynamic=True, rtol=1e-4, atol=1e-5)

@@ -633,7 +633,7 @@ def _print_ldexp(self: Emitter, e: Op, at: int) -> Val:
     a, b = (self.emit(x) for x in e.args)
     if a.dtype not in (dt.f32, dt.f64):
         raise Unsupported("EMI001", detail="ldexp on half floats")
-    found = self.call("scalef", a.dtype.name, (a.text, f"{self.as_block(b, frozenset())}.to({TYPES[a.dtype.name]})"))
+    found = self.call("ldexp", a.dtype.name, (self.as_block(a, frozenset()), self.as_block(b, frozenset())))
     return self.define(found, Val("", e.dtype, a.axes | b.axes), at)
 
 

@@ -66,6 +66,9 @@ def _own(t: str) -> dict[str, str]:
         "tan": "(x):\n  return tl.sin(x) / tl.cos(x)",
         "scalef": f"(a, b):\n  return scalefg_{t}(a, b)",
         "split": f"(x):\n  return splitg_{t}(x)",
+        # of any x: far beyond the exponents in steps; those down leave room for a digit more, so that a denormal result is rounded once
+        "ldexp": LDEXP.format(T=T[t], i=i, n=n, most=(1 << (top - n - 1)) - 1, up=2.0 ** ((1 << (top - n - 1)) - 1),
+                              less=(1 << (top - n - 1)) - 3 - n, down=2.0 ** (3 + n - (1 << (top - n - 1)))),
         # exact: multiples of y are taken away from the top, 2^k y at a time
         "frem": FREM.format(T=T[t], steps=2100 if t == "f64" else 280, big=1023 if t == "f64" else 127),
         "remainder": f"(x, y):\n  r = frem_{t}(x, y)\n  return tl.where((r != 0) & ((r < 0) != (y < 0)), r + y, r)",
@@ -78,6 +81,19 @@ def _own(t: str) -> dict[str, str]:
   return tl.where((a != a) | (b != b), a + b, tl.where(a == b, b, r))""",
     }
 
+
+LDEXP = """(x, k):
+  x = tl.where(k > {most}, x * {up!r}, x)
+  k = tl.where(k > {most}, k - {most}, k)
+  x = tl.where(k > {most}, x * {up!r}, x)
+  k = tl.where(k > {most}, k - {most}, k)
+  k = tl.where(k > {most}, {most}, k)
+  x = tl.where(k < -{less}, x * {down!r}, x)
+  k = tl.where(k < -{less}, k + {less}, k)
+  x = tl.where(k < -{less}, x * {down!r}, x)
+  k = tl.where(k < -{less}, k + {less}, k)
+  k = tl.where(k < -{less}, -{less}, k)
+  return x * ((k.to({i}) + {most}) << {n}).to({T}, bitcast=True)"""
 
 # |x| mod |y|: r = |x|; while r >= y: take y 2^k away, k from the difference of the exponents; few steps in all but odd cases
 FREM = """(x, y):

@@ -20,7 +20,7 @@ from ..ir.nested import leaves
 from ..ir.rows import rows
 from ..runtime.values_only import NAMESPACE
 from .canonical import emit_graph
-from .layout import clamp_index, from_front, hint_of, is_shape, overlaps, rank_of
+from .layout import are_equal, clamp_index, from_front, hint_of, is_shape, overlaps, rank_of
 from .outputs import describe_outputs
 from .schema import GEOMETRY, KNOWN, OpInfo, bind, info, may_raise
 from .sizes import SizeFacts, SymTypes, expr_of
@@ -33,9 +33,11 @@ from .tracing import (
     change_geometry,
     device_of,
     finish_write,
+    format_like,
     given,
     make_unseen,
     remember_device,
+    resize,
     spec_of,
     storage,
     tensors_in,
@@ -631,9 +633,16 @@ _writes(*GEOMETRY)(_change_geometry)
 
 @_writes(aten.resize_.default)
 def write_resize(rec: Recording, func: OpOverload, self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
-    if tuple(self.shape) != tuple(size):
+    if not are_equal(self.shape, size):
         raise Unsupported("GRA006", at=rec.facts.loc, detail="resize_ to another size")
-    return self
+    return resize(self, size, memory_format)
+
+
+@_writes(aten.resize_as_.default)
+def write_resize_as(
+    rec: Recording, func: OpOverload, self: torch.Tensor, the_template: torch.Tensor, *, memory_format: Any = None
+) -> torch.Tensor:
+    return write_resize(rec, func, self, the_template.shape, memory_format=format_like(the_template, memory_format))
 
 
 @_writes(aten.detach_.default)

@@ -29,7 +29,19 @@ from ..ir.rows import rows
 from ..runtime.values_only import registered_fake
 from . import accept, learn, representable
 from .autocast import autocast_state, cast_arguments, cast_for, target_dtype
-from .layout import Size, are_equal, format_strides, is_certain, is_contiguous, is_dense, is_lazy, is_shape, same
+from .layout import (
+    Size,
+    are_equal,
+    format_strides,
+    is_certain,
+    is_contiguous,
+    is_dense,
+    is_lazy,
+    is_shape,
+    is_symbolic,
+    same,
+    suggest_format,
+)
 from .schema import GEOMETRY, OpInfo, bind, info, may_draw, may_raise
 from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import TensorSpec
@@ -390,10 +402,14 @@ class Tracing(AbstractContextManager["Tracing"]):
             return named
         if not torch.cuda.is_available():
             return torch.device("cuda", 0)
-        current = torch.cuda.current_device()
+        return torch.device("cuda", self.asked(torch.cuda.current_device))
+
+    def asked(self, setting: Callable[[], Any]) -> Any:
+        """What a setting is at hand, which a guard then holds."""
+        value = setting()
         if self.facts.when_asked is not None:
-            self.facts.when_asked(torch.cuda.current_device, current)
-        return torch.device("cuda", current)
+            self.facts.when_asked(setting, value)
+        return value
 
     def made_on(self, device: Any, call: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A factory for another device: torch would start that device, so it is told nothing of it."""
@@ -592,6 +608,9 @@ class Tracing(AbstractContextManager["Tracing"]):
             return change_geometry(func, bound)
         if func is torch.ops.aten.resize_.default:
             return resize(bound["self"], bound["size"], bound["memory_format"])
+        if func is torch.ops.aten.resize_as_.default:
+            template = bound["the_template"]
+            return resize(bound["self"], template.shape, format_like(template, bound["memory_format"]))
         refuse_overlaps(func, row, bound)
         results: Any = ()
         if row.functional is not None:
@@ -788,10 +807,19 @@ def _who_is(func: OpOverload, alias: Any) -> str:
 
 def resize(target: torch.Tensor, size: Any, memory_format: Any) -> torch.Tensor:
     """resize_: within the memory it shows other sizes of it; beyond, the new memory's content is anything."""
-    if tuple(target.shape) != tuple(size):
+    if not are_equal(target.shape, size):
         refuse_change(target, "resize_")
+        if target._has_symbolic_sizes_strides or is_symbolic(size):
+            raise Unsupported("GRA006", at=current().facts.loc, detail="resize_ to another size")
         target.resize_(size) if memory_format is None else target.resize_(size, memory_format=memory_format)
+    elif memory_format is not None and not is_shape(target.stride(), format_strides(tuple(size), memory_format)):
+        raise Unsupported("GRA006", at=current().facts.loc, detail="resize_ to another memory format")
     return target
+
+
+def format_like(template: torch.Tensor, memory_format: torch.memory_format | None) -> torch.memory_format | None:
+    """The format that resize_as_ is asked for."""
+    return suggest_format(template) if memory_format is torch.preserve_format else memory_format
 
 
 def fit_out(target: torch.Tensor, value: torch.Tensor) -> None:

@@ -219,6 +219,8 @@ def softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tens
     if device_of(grad).type == "cpu":
         found = (g - (g * p).sum(dim, keepdim=True)) * p
     else:
+        if grad.dtype is not y.dtype:
+            raise RuntimeError(f"expected scalar type {grad.dtype} but found {y.dtype}")
         product = _wide(grad * y)  # eager multiplies in a kernel of its own
         found = product - p * product.sum(dim, keepdim=True)
     return _contiguous(aten._to_copy.default(found, dtype=input_dtype))

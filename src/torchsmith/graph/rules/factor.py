@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...codes import Unsupported
-from ..layout import Size, Sizes, are_equal, broadcast, contiguous_strides
+from ..layout import Size, Sizes, are_equal, broadcast, contiguous_strides, is_zero
 from ..tracing import Tracing, current, device_of, fresh, function_rule, make, rule
 from .functions import is_watched
 
@@ -101,6 +101,45 @@ def qr(self: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 def columns(self: Tensor, *rest: Any) -> Tensor:
     _matrix(self, square=False)
     return _columns(self.shape, self.dtype)
+
+
+@rule(aten.cholesky.default)
+def cholesky(self: Tensor, upper: bool = False) -> Tensor:
+    _matrix(self)
+    return fresh(self.shape, self.dtype) if any(map(is_zero, self.shape)) else _columns(self.shape, self.dtype)
+
+
+@rule(aten.linalg_pinv.atol_rtol_tensor)
+def pinv(self: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False) -> Tensor:
+    """A product of matrices."""
+    batch, n, m = _matrix(self, square=hermitian)
+    return fresh((*batch, m, n), self.dtype)
+
+
+@rule(aten.geqrf.default)
+def reflections(self: Tensor) -> tuple[Tensor, Tensor]:
+    batch, n, m = _matrix(self, square=False)
+    return _columns(self.shape, self.dtype), fresh((*batch, torch.sym_min(n, m)), self.dtype)
+
+
+@rule(aten.linalg_ldl_factor_ex.default)
+def ldl_factor(self: Tensor, *, hermitian: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    batch, n, _ = _matrix(self)
+    return _columns(self.shape, self.dtype), fresh((*batch, n), torch.int32), fresh(batch, torch.int32)
+
+
+@rule(aten.linalg_ldl_solve.default)
+def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, hermitian: bool = False) -> Tensor:
+    return _columns(_solved(LD, B), B.dtype)
+
+
+@rule(aten.triangular_solve.default)
+def solve_triangles(
+    self: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The solution, and A in a batch as large."""
+    solved = _solved(A, self)
+    return _columns(solved, self.dtype), _columns((*solved[:-2], *A.shape[-2:]), A.dtype)
 
 
 @rule(aten.linalg_matrix_exp.default)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._mode_utils import no_dispatch
 
+from ...codes import Unsupported
 from ..autocast import FUNCTIONS
 from ..layout import (
     CHANNELS_LAST_ORDER,
@@ -33,7 +34,7 @@ from ..layout import (
 from ..sizes import SymTypes
 from ..tracing import Tracing, device_of, function_rule, tensors_in
 from .attention import Attention, library_takes
-from .nn import RESAMPLING, flash_applies
+from .nn import RESAMPLING, flash_applies, is_by_cudnn
 from .views import axis, infer, view_strides
 
 aten = torch.ops.aten
@@ -381,6 +382,22 @@ def group_norm(
         area = area * s
     args = (input.contiguous(memory_format=kept), weight, bias, n, c, area, num_groups, eps)
     return aten.native_group_norm.default(*args)[0]
+
+
+@function_rule(torch.batch_norm)
+def batch_norm(
+    trace: Tracing, call: Any, input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: Any,
+    eps: Any, cudnn_enabled: bool,
+) -> Tensor:  # fmt: skip
+    """On a GPU eager makes the input contiguous for cuDNN, and the statistics, whose copies it then writes."""
+    rest = (weight, bias, running_mean, running_var, training)
+    is_lost = training and not all(is_contiguous(t) for t in (running_mean, running_var) if t is not None)
+    is_plain = is_contiguous(input) or is_channels_last(input)
+    if (is_lost or not is_plain) and cudnn_enabled and is_by_cudnn(input, *rest):
+        if is_lost:
+            raise Unsupported("GRA006", at=trace.facts.loc, detail="batch norm writes copies of running statistics that are not contiguous")
+        input = input.contiguous(memory_format=suggest_format(input))
+    return call(input, *rest, momentum, eps, cudnn_enabled)  # type: ignore[no-any-return]
 
 
 def _resample(name: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...codes import Unsupported
 from ..layout import (
     Size,
     are_equal,
@@ -23,7 +24,7 @@ from ..layout import (
     same,
     suggest_format,
 )
-from ..tracing import device_of, fresh, make, rule
+from ..tracing import RULES, current, device_of, fresh, make, rule
 from .pointwise import elementwise
 from .views import axis, copy_strides, slice_, unsqueeze
 
@@ -281,7 +282,22 @@ def native_batch_norm(
     device = device_of(input).type
     count = input.shape[1] if training or device != "cpu" else 0  # a GPU's kernel says what it normalised with in evaluation, too
     kind = _statistics(input.dtype, weight, bias, running_mean, device=device)
-    return fresh(input.shape, input.dtype, suggest_format(input)), fresh((count,), kind), fresh((count,), kind)
+    strides = format_strides(tuple(input.shape), suggest_format(input)) if device == "cpu" else copy_strides(input, None)
+    return make(input.shape, strides, input.dtype), fresh((count,), kind), fresh((count,), kind)
+
+
+def is_by_cudnn(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, training: bool
+) -> bool:
+    """Does eager give this batch norm to cuDNN? That one wants plain memory; batch_norm copies what is not, and loses what is written."""
+    if device_of(input).type != "cuda" or weight is None or bias is None or input.dim() < 3:
+        return False
+    if (running_mean is None) is not (running_var is None):
+        return False
+    is_wide = input.dtype is not torch.float16 or weight.dtype is torch.float32
+    fits = is_wide and torch.bfloat16 not in (input.dtype, weight.dtype) and (training or running_mean is not None)
+    is_small = hint_of(input.shape[0]) <= (880801 if training else 65535) and hint_of(input.numel()) < 2**31 - 1
+    return fits and is_small and bool(current().asked(torch._C._get_cudnn_enabled))
 
 
 @rule(aten._native_batch_norm_legit_no_training.default)
@@ -311,6 +327,20 @@ def batch_norm_functional(
 ) -> tuple[Tensor, ...]:
     out = native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
     return (*out, fresh(running_mean.shape, running_mean.dtype), fresh(running_var.shape, running_var.dtype))
+
+
+@rule(aten._batch_norm_with_update_functional.default)
+def batch_norm_with_update(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, ...]:
+    """Between the statistics and what is written a reserve, which only cuDNN fills."""
+    if is_by_cudnn(input, weight, bias, running_mean, running_var, True):
+        if not all(is_contiguous(t) for t in (weight, bias, running_mean, running_var) if t is not None):
+            raise RuntimeError("Expected contiguous tensor, but got non-contiguous tensor (while checking arguments for cudnn_batch_norm)")
+        if suggest_format(input) is not CONTIGUOUS or not is_contiguous(input):
+            raise Unsupported("GRA009", at=current().facts.loc, detail="the reserve of cuDNN's batch norm")
+    out = batch_norm_functional(input, weight, bias, running_mean, running_var, True, momentum, eps)
+    return (*out[:3], fresh((0,), torch.uint8), *out[3:])
 
 
 @rule(aten.native_layer_norm.default)
@@ -630,6 +660,12 @@ def affine_grid(theta: Tensor, size: Sequence[Size], align_corners: bool) -> Ten
 def channel_shuffle(self: Tensor, groups: int) -> Tensor:
     if groups < 1 or self.dim() < 3 or not require(self.shape[1] % groups == 0):
         raise RuntimeError(f"Number of channels must be divisible by groups. Got an input of size {list(self.shape)} and {groups} groups.")
+    if device_of(self).type != "cpu":  # there eager has no kernel: channels in two dimensions, which a view has to give, and a copy
+        rest: Size = 1
+        for n in self.shape[2:]:
+            rest = rest * n
+        RULES[aten.view.default](self, (self.shape[0], groups, self.shape[1] // groups, rest))
+        return fresh(self.shape, self.dtype)
     return fresh(self.shape, self.dtype, suggest_format(self))
 
 

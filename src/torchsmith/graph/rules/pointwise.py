@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._mode_utils import no_dispatch
 
-from ..layout import broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, require, result_dtype
+from ..layout import broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, require, result_dtype, suggest_format
 from ..schema import info, overloads
 from ..sizes import SymTypes
 from ..tracing import RULES, device_of, fresh, make, rule
@@ -276,6 +279,32 @@ def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
         return elementwise((self,), self.dtype), make((0,), (1,), self.dtype)
     strides = contiguous_strides(tuple(self.shape))
     return make(self.shape, strides, self.dtype), make(self.shape, strides, self.dtype)
+
+
+@rule(aten.ldexp.Tensor)
+def ldexp(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return elementwise((self, other), _dtype_of_ldexp(self.dtype, other.dtype, self.dim() > 0, other.dim() > 0))
+
+
+@functools.cache
+def _dtype_of_ldexp(a: torch.dtype, b: torch.dtype, *lines: bool) -> torch.dtype:
+    """Versions of torch differ in what whole exponents make of half floats: eager is asked, of no elements or one."""
+    with torch._C.DisableTorchFunction(), no_dispatch(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # eager warns of a result that it resizes
+        x, n = (torch.ones((0,) if line else (), dtype=d) for d, line in zip((a, b), lines, strict=True))
+        return torch.ldexp(x, n).dtype
+
+
+@rule(aten._conj_physical.default)
+def conj_physical(self: torch.Tensor) -> torch.Tensor:
+    return filled(self, self.dtype)
+
+
+@rule(aten.native_dropout_backward.default)
+def native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    if device_of(grad_output).type == "cpu":
+        return elementwise((grad_output, mask), grad_output.dtype)
+    return fresh(grad_output.shape, grad_output.dtype, suggest_format(grad_output))
 
 
 @rule(aten.frexp.Tensor)

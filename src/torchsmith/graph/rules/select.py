@@ -20,6 +20,7 @@ from ..layout import (
     is_dense,
     is_shape,
     is_static_one,
+    is_zero,
     require,
     result_dtype,
     same,
@@ -56,6 +57,23 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     shape = [total if i == d else s for i, s in enumerate(first.shape)]
     formats = {suggest_format(t) for t in parts}
     return make(shape, format_strides(shape, formats.pop() if len(formats) == 1 else None), dtype)
+
+
+@part(aten._chunk_cat.default)
+def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
+    """Each tensor in as many parts along `dim`, padded where they do not come out even; parts of the same number stand side by side."""
+    if num_chunks < 1 or any(is_zero(n) for t in tensors for n in t.shape) or len({t.dtype for t in tensors}) != 1:
+        raise RuntimeError("_chunk_cat expects positive num_chunks and non-empty tensors of one dtype")
+    d = axis(dim, tensors[0].dim()) if len({t.dim() for t in tensors}) == 1 else dim
+    if not all(0 <= d < t.dim() and are_equal(t.shape[:d], tensors[0].shape[:d]) for t in tensors):
+        raise RuntimeError("_chunk_cat expects same sizes of 0,...,dim-1 dimensions for all tensors")
+    parts = []
+    for t in tensors:
+        missing = (-t.shape[d]) % num_chunks
+        if not (type(missing) is int and missing == 0):
+            t = aten.constant_pad_nd.default(t, [*[0, 0] * (t.dim() - d - 1), 0, missing], 0)
+        parts.append(t.reshape(*t.shape[:d], num_chunks, -1))
+    return aten.cat.default(parts, d + 1)  # type: ignore[no-any-return]
 
 
 @rule(aten.stack.default)
@@ -429,6 +447,28 @@ def index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, ac
     if not broadcasts_to(values.shape[lead:], shape):
         raise RuntimeError(f"shape mismatch: values of shape {list(values.shape)} do not broadcast to the indexed shape {list(shape)}")
     return kept(self)
+
+
+def _clamped(self: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    if any(t is not None and t.dtype not in (torch.int64, torch.int32) for t in indices):
+        raise RuntimeError("tensors used as indices must be long or int tensors")
+    return [t if t is None else aten.clamp.default(t, -n, n - 1) for t, n in zip(indices, self.shape, strict=False)]
+
+
+@part(aten._unsafe_masked_index.default)
+def masked_index(self: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: Any) -> Any:
+    """x[indices] where the mask is true; elsewhere the indices may be anything."""
+    if any(map(is_zero, self.shape)):
+        return NotImplemented
+    return aten.masked_fill.Scalar(aten._unsafe_index.Tensor(self, _clamped(self, indices)), aten.logical_not.default(mask), fill)
+
+
+@part(aten._unsafe_masked_index_put_accumulate.default)
+def masked_index_put(self: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Any:
+    if any(map(is_zero, self.shape)):
+        return NotImplemented
+    added = aten.masked_fill.Scalar(values, aten.logical_not.default(mask), 0)
+    return aten._unsafe_index_put.default(self, _clamped(self, indices), added, True)
 
 
 def _index_strides(self: Tensor, before: list[int], after: list[int], common: Any, indices: list[Tensor], shape: Any) -> Any:

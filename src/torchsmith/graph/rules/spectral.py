@@ -38,36 +38,70 @@ def _with_size(self: Tensor, dim: int, size: Size) -> list[Size]:
 
 
 def _is_elsewhere(self: Tensor) -> bool:
-    """cuFFT orders its results in another way, which torch's fake kernels know."""
     return device_of(self).type != "cpu"
+
+
+AT_ONCE = 3  # dimensions that cuFFT transforms in one call
+
+
+def _in_one_call(self: Tensor, dims: Sequence[int], shape: Sequence[Size], dtype: torch.dtype) -> Tensor:
+    """A call of cuFFT: the other dimensions in the order of the operand's strides, behind them those transformed, as they are named."""
+    strides = self.stride()
+    outer = sorted((d for d in range(self.dim()) if d not in dims), key=lambda d: -rank_of(strides[d]))
+    return make(shape, strides_in_order(shape, [*outer, *dims][::-1]), dtype)
+
+
+def _in_calls(self: Tensor, dims: Sequence[int], shape: Sequence[Size]) -> Tensor:
+    """Complex to complex, from the fastest dimensions on; each call finds the order in which the one before has left them."""
+    left = list(dims)
+    while left:
+        strides = self.stride()
+        left.sort(key=lambda d: -rank_of(strides[d]))
+        self = _in_one_call(self, left[-AT_ONCE:], shape, self.dtype)
+        del left[-AT_ONCE:]
+    return self
+
+
+def _is_one_call(dims: Sequence[int]) -> bool:
+    """Does eager give a transform to or from real numbers to cuFFT as it is?"""
+    return len(dims) <= AT_ONCE and tuple(dims[:2]) != (0, 1)
 
 
 @rule(aten._fft_c2c.default)
 def complex_to_complex(self: Tensor, dim: Sequence[int], normalization: int, forward: bool) -> Tensor:
-    if _is_elsewhere(self):
-        return NotImplemented
     if not dim:
         return make(self.shape, copy_strides(self, None), self.dtype)
+    if _is_elsewhere(self):
+        return _in_calls(self, [axis(d, self.dim()) for d in dim], self.shape)
     return _transformed(self, dim, self.shape, self.dtype, last=False)
 
 
 @rule(aten._fft_r2c.default)
 def real_to_complex(self: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Tensor:
-    if _is_elsewhere(self):
-        return NotImplemented
-    shape = _with_size(self, dim[-1], self.shape[dim[-1]] // 2 + 1) if onesided else self.shape
-    return _transformed(self, dim, shape, self.dtype.to_complex(), last=True)
+    half = _with_size(self, dim[-1], self.shape[dim[-1]] // 2 + 1)
+    shape, kind = half if onesided else self.shape, self.dtype.to_complex()
+    if not _is_elsewhere(self):
+        return _transformed(self, dim, shape, kind, last=True)
+    dims = [axis(d, self.dim()) for d in dim]
+    if _is_one_call(dims):
+        return _in_one_call(self, dims, shape, kind)
+    made = _in_calls(_in_one_call(self, dims[-1:], half, kind), dims[:-1], half)
+    return made if half[dims[-1]] == shape[dims[-1]] else fresh(shape, kind)  # the other half is filled in, in new memory
 
 
 @rule(aten._fft_c2r.default)
 def complex_to_real(self: Tensor, dim: Sequence[int], normalization: int, last_dim_size: Size) -> Tensor:
     if last_dim_size < 1:
         raise RuntimeError(f"Invalid number of data points ({last_dim_size}) specified")
-    if _is_elsewhere(self):
-        return NotImplemented
-    if len(dim) > 1:
-        self = complex_to_complex(self, dim[:-1], normalization, False)
-    return _transformed(self, dim[-1:], _with_size(self, dim[-1], last_dim_size), self.dtype.to_real(), last=True)
+    shape, kind = _with_size(self, dim[-1], last_dim_size), self.dtype.to_real()
+    if not _is_elsewhere(self):
+        if len(dim) > 1:
+            self = complex_to_complex(self, dim[:-1], normalization, False)
+        return _transformed(self, dim[-1:], shape, kind, last=True)
+    dims = [axis(d, self.dim()) for d in dim]
+    if _is_one_call(dims):
+        return _in_one_call(fresh(self.shape, self.dtype), dims, shape, kind)
+    return _in_one_call(_in_calls(self, dims[:-1], self.shape), dims[-1:], shape, kind)
 
 
 @function_rule(torch._VF.stft)  # type: ignore[attr-defined]
