@@ -183,3 +183,25 @@ def test_results_are_held_against_float64(monkeypatch: pytest.MonkeyPatch) -> No
     assert why(good | {"best": good["best"] + 1}).startswith("float64: .out: differs by 0.001")
     asked.append("a result that rounding moves by all that it is")
     assert why(run(layers, layers.forward, kwargs)).startswith("float64: .out")
+
+
+def test_op_db_compares_what_eager_defines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What eager does not say twice is not compared; an input that is written otherwise is no rounding of the result."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    op_db = importlib.import_module("op_db")
+    calls = 0
+
+    def unsure(x: torch.Tensor, off: float) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        x.add_(1)
+        return x * 2 + off, torch.tensor([calls])
+
+    def verdict(compiled: Any) -> str:
+        peer = types.SimpleNamespace(way=op_db.Way(), reset=lambda: None, compile=lambda fn: compiled, observe=lambda call: (call(), {}))
+        entry = types.SimpleNamespace(op=unsure)
+        return op_db.check_sample(peer, entry, types.SimpleNamespace(input=torch.ones(3), args=(0.0,), kwargs={}), 0, True)["verdict"]
+
+    assert verdict(unsure) == "equal"
+    assert verdict(lambda x, off: unsure(x, 1.0)) == "value"
+    assert verdict(lambda x, off: unsure(x.clone(), off)) == "value"
