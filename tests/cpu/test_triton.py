@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import subprocess
 import sys
@@ -182,6 +183,13 @@ def test_powers_of_two_of_any_number_are_exact(dtype):
 def test_sizes_that_vary(monkeypatch):
     monkeypatch.setattr(blocks, "STEP", 16)  # lanes that idle cost time here
     check_triton(lambda x, y: (torch.softmax(x + y, 1), (x * y).sum(0)), rows(5, 40), rows(5, 40), dynamic=True, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_unknown_length_share_what_a_program_holds():
+    """Several rows at a time, each in steps: as many elements as one long row has, or a kernel wants more memory than a device has."""
+    scheduled = check_triton(lambda x: F.max_pool1d(x, 3, 2, ceil_mode=True, return_indices=True), rows(3, 7, 9), dynamic=True)
+    held = [math.prod(int(n) for n in re.findall(r"tl.arange\(0, (\d+)\)", t)) for t in texts_of(scheduled)]
+    assert max(held) <= 4 * blocks.STEP
 
 
 def test_few_results_of_much(monkeypatch):

@@ -467,7 +467,7 @@ class Builder:
         for a, e in lengths.items():
             n = const_of(e)
             whole = n is not None and pow2(n) * lanes <= limit and (n <= STEP or pow2(n) <= WASTE * n)
-            step = STEP * (4 if rows < 2 * self.target.weights.processors else 2)  # few programs: more of each at a time
+            step = STEP * (4 if rows < 2 * self.target.weights.processors else 2) // lanes  # few programs: more of each at a time
             tiles.append(Tile(a, pow2(n or 1), "row") if whole else Tile(a, min(step, pow2(n or step)), "steps"))
         held = max((t.size for t in tiles if t.how != "lanes"), default=1) * (1 if shared and wide > STEP // 2 else lanes)
         return tiles, 1 if held <= 256 else 2 if held <= 512 else 4 if held <= 2048 else 8 if held <= 8192 else 16
