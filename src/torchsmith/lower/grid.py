@@ -1,6 +1,6 @@
 """grid_sample: an image read at real positions that a grid names. In: Refs; out: one stage of masked loads.
 
-Positions are computed in the order of operations of eager's CPU kernels, since what is rounded to an element depends on the last bit.
+Positions are computed in the order of operations of eager's kernels, since what is rounded to an element depends on the last bit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """One spatial dimension of `n` elements: positions in [-1, 1] become element numbers, in dtype `d`."""
+    """One spatial dimension of `n` elements: positions in [-1, 1] become element numbers, in dtype `d`. on_host: as eager's vectors of the
+    processor have it, not as its kernels of a GPU."""
 
     n: Expr
     d: DType
     padding: int
     align: bool
+    on_host: bool
 
     def c(self, v: float) -> Expr:
         return Const(self.d, v)
@@ -55,11 +57,23 @@ class Along:
 
     def reflected(self, x: Expr) -> Expr:
         low = self.c(0.0 if self.align else -0.5)
+        if not self.on_host:
+            return self._folded(x, low)
         twice = op("mul", self.last if self.align else convert(self.n, self.d), self.c(2.0))
         away = op("abs", op("sub", x, low))
         extra = op("sub", away, op("mul", op("trunc", op("div", away, twice)), twice))
         found = op("add", op("min", extra, op("sub", twice, extra)), low)
         return select(op("gt", twice, self.c(0.0)), found, self.c(0.0))
+
+    def _folded(self, x: Expr, low: Expr) -> Expr:
+        """A GPU counts how often x is folded in 32 bits: the largest of such numbers, which is odd, stands for all that are larger."""
+        span = self.last if self.align else convert(self.n, self.d)
+        away = op("abs", op("sub", x, low))
+        extra, times = op("fmod", away, span), op("floor", op("div", away, span))
+        is_even = op("eq", op("mul", op("floor", op("mul", times, self.c(0.5))), self.c(2.0)), times)
+        is_even = op("and", is_even, op("lt", times, self.c(2.0**31 - 1)))
+        found = op("add", select(is_even, extra, op("sub", span, extra)), low)
+        return select(op("gt", span, self.c(0.0)), found, self.c(0.0))
 
     def holds(self, x: Expr) -> Expr:
         """Is the whole number `x` an element? Asked before it becomes an index, which NaN and large numbers cannot."""
@@ -78,8 +92,8 @@ def nearest(x: Ref, lead: Index, at: list[Expr], along: list[Along]) -> Expr:
 
 
 def linear(x: Ref, lead: Index, at: list[Expr], along: list[Along]) -> Expr:
-    """The two neighbours along each dimension, weighted by their nearness. Eager leaves out those outside, whose weights may be NaN, in
-    three dimensions; in two it adds products of zeros."""
+    """The two neighbours along each dimension, weighted by their nearness. Eager leaves out those outside, whose weights may be NaN; of
+    images it adds products of zeros on a processor."""
     taps: list[list[tuple[Expr, Expr]]] = []
     for a, p in zip(along, at, strict=True):
         place = a.inside(p)
@@ -93,7 +107,7 @@ def linear(x: Ref, lead: Index, at: list[Expr], along: list[Along]) -> Expr:
             weight = op("mul", weight, w)
         places = [p for p, _ in corner]
         term = op("mul", read(x, lead, places, along), weight)
-        if len(along) == 3:
+        if len(along) == 3 or not along[0].on_host:
             term = select(conjunction([a.holds(p) for a, p in zip(along, places, strict=True)]), term, Const(x.dtype, 0.0))
         total = term if total is None else op("add", total, term)
     assert total is not None
@@ -154,7 +168,7 @@ def lower_grid_sampler(cx: Builder, x: Ref, grid: Ref, interpolation: int, paddi
     if x.dtype not in (dt.f32, dt.f64) or grid.dtype is not x.dtype or any(known(n) == 0 for n in x.shape) or not cx.is_ours(cx.shape):
         return NotImplemented
     rank = x.rank - 2
-    along = [Along(n, x.dtype, padding, align) for n in x.shape[2:]]
+    along = [Along(n, x.dtype, padding, align, cx.device == "cpu") for n in x.shape[2:]]
 
     def at(i: Index) -> Expr:
         places = [a.position(grid.load((i[0], *i[2:], const(rank - 1 - d)))) for d, a in enumerate(along)]
