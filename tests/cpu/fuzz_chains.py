@@ -558,7 +558,7 @@ def resized(tensors: list[torch.Tensor], r: Draw) -> list[torch.Tensor]:
     for t in tensors:
         for d, n in enumerate(t.shape):
             if new[n] != n:
-                t = t[(slice(None),) * d + (torch.arange(new[n], device=t.device) % n,)]
+                t = torch.cat([t] * -(-new[n] // n), d).narrow(d, 0, new[n]).clone()  # eager indexes fewer dtypes
         out.append(t if t.is_contiguous() or 0 in t.shape else t.clone())
     return out
 

@@ -198,6 +198,8 @@ class Place:
 
     def values(self) -> list[int | float]:
         v = self.value
+        if self.name == "mode":  # others than there are lead some kernels out of memory
+            return [v, 0, 1, 2, v]
         if type(v) is float:
             return [v, v + 0.25, v * 2 + 0.125, -v, v]
         return [v, v + 1, v + 2, v - 1, v] if abs(v) < 1000 else [v, 3, 5, 2, v]
@@ -310,7 +312,7 @@ def compiled(call: Call, place: Place, doing: Callable[[str], None] = lambda s: 
         given = copied([leaves[i] for i in at])
         got = outcome(lambda w=w, given=given: made(w, *given))
         why = differ(filled(call, place, w), got, want)
-        if why:
+        if why and not differ(filled(call, place, w), eager(call, place, w), want):  # else eager reads what it has not been given
             return f"for {w}: {why}"
     return ""
 
