@@ -155,16 +155,38 @@ def test_layouts_that_eagers_kernels_choose_on_cuda():
     assert strides(lambda g, m: drop(g, m, 2.0), turned, remember_device(turned.bool(), torch.device("cuda:0"))) == (12, 3, 1)
 
 
+def found(fn, *args):
+    """What the program for a GPU computes."""
+    metas = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta") for a in args]
+    there = [remember_device(a, torch.device("cuda:0")) for a in metas]
+    program = lower(graph_of(fn, *there), Options())
+    verify_program(program)
+    return [torch.from_numpy(g) for g in run_program(program, [to_array(a) for a in args], call_eager)]
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_grids_on_cuda_fold_and_skip_as_eagers_kernel(align, dtype):
+    """Exact remainders, the number of folds as an integer of 32 bits at most; what lies outside is not added, NaN times 0 neither."""
+    n, most = 5, 2**31 - 1
+    at = torch.tensor([0.3, -1.7, 2.9, 1e5, -3.3e7, 1e10, -1.234567e15, 1e30, torch.inf, -torch.inf, torch.nan], dtype=dtype)
+    image = torch.arange(1.0, n + 1, dtype=dtype).view(1, 1, 1, n)
+    grid = torch.stack([at, torch.zeros_like(at)], -1)[None, None]
+    (got,) = found(lambda x, g: torch.nn.functional.grid_sample(x, g, "nearest", "reflection", align), image, grid)
+    for a, g in zip(at, got.flatten(), strict=True):
+        x = (a + 1) / 2 * (n - 1) if align else ((a + 1) * n - 1) / 2
+        low, span = (0.0, n - 1.0) if align else (-0.5, float(n))
+        away = (x - low).abs()
+        rest, times = torch.fmod(away, span), (away / span).floor().double().clamp(max=most)
+        folded = (rest if int(times.nan_to_num(0)) % 2 == 0 else span - rest) + low
+        assert g == image.flatten()[int(folded.nan_to_num(0).clamp(0, n - 1).round())], a
+    odd = torch.tensor([[[[torch.nan, 0.0], [torch.inf, 0.0], [0.0, 0.0]]]], dtype=dtype)
+    (got,) = found(lambda x, g: torch.nn.functional.grid_sample(x, g, "bilinear", "zeros", align), image, odd)
+    assert got.flatten()[:2].tolist() == [0.0, 0.0] and got.flatten()[2] == 3.0
+
+
 def test_what_eagers_kernels_compute_on_cuda():
     """Batch norm says what it normalises with in evaluation, log_sigmoid keeps nothing for its gradient, that of softmax rounds twice."""
-
-    def found(fn, *args):
-        metas = [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta") for a in args]
-        there = [remember_device(a, torch.device("cuda:0")) for a in metas]
-        program = lower(graph_of(fn, *there), Options())
-        verify_program(program)
-        return [torch.from_numpy(g) for g in run_program(program, [to_array(a) for a in args], call_eager)]
-
     torch.manual_seed(0)
     x, mean, var = torch.randn(2, 3, 4, dtype=torch.float16), torch.randn(3), torch.rand(3)
     for norm in (torch.native_batch_norm, torch.ops.aten._native_batch_norm_legit.default):

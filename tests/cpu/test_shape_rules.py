@@ -289,6 +289,8 @@ FACTORS = [
     lambda a: torch.linalg.solve(a, torch.ones(a.shape[-1])), lambda a: torch.linalg.solve(a, torch.ones(4, a.shape[-1]), left=False),
     lambda a: torch.ormqr(a, torch.ones(*a.shape[:-2], min(a.shape[-2:])), torch.ones(*a.shape[:-1], 2)),
     lambda a: torch.linalg.lstsq(a, torch.ones(*a.shape[:-1], 2))[:3], lambda a: torch.linalg.lstsq(a, torch.ones(a.shape[:-1]))[0],
+    lambda a: torch.linalg.lstsq(a, torch.ones(*a.shape[:-1], 2), driver="gels"),
+    lambda a: torch.linalg.lstsq(a.to(torch.complex64), torch.ones(a.shape[:-1], dtype=torch.complex64), driver="gels")[1:],
     torch.cholesky, torch.geqrf, torch.linalg.pinv, lambda a: torch.linalg.pinv(a, hermitian=a.shape[-1] == a.shape[-2]),
     torch.linalg.ldl_factor,
     lambda a: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(a), torch.ones(*a.shape[:-1], 2)),
@@ -604,3 +606,15 @@ def test_sizes_that_vary_have_rules_here(fn: Any) -> None:
             x = torch.rand(n, n + 1)
             torch.testing.assert_close(compiled(x), fn(x))
     assert not [e.fields for e in got if e.fields.get("code") in ("GRA001", "GRA005", "GRA010")]
+
+
+@pytest.mark.parametrize("fn", [
+    lambda t: torch.linalg.svdvals(t, out=torch.empty(3)), lambda t: torch.cholesky_solve(t, t, out=torch.empty(3, 3)),
+    lambda t: torch.linalg.householder_product(t, t[0], out=torch.empty(3, 3)), lambda t: t.to(torch.complex64).conj_physical_(),
+    lambda t: torch.fft.ihfftn(t, out=torch.empty(3, 2, dtype=torch.complex64)),
+    lambda t: torch._C._nn.avg_pool2d(t[None], 2, out=torch.empty(1, 1, 1)),
+])  # fmt: skip
+def test_what_is_written_is_asked_of_rules_with_names_of_their_own(fn: Any) -> None:
+    x = torch.randn(3, 3)
+    x = x @ x.T + 3 * torch.eye(3)
+    torch.testing.assert_close(torchsmith.compile(fn, fullgraph=True)(x), fn(x))

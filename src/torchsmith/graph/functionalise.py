@@ -22,7 +22,7 @@ from ..runtime.values_only import NAMESPACE
 from .canonical import emit_graph
 from .layout import are_equal, clamp_index, from_front, hint_of, is_shape, overlaps, rank_of
 from .outputs import describe_outputs
-from .schema import GEOMETRY, KNOWN, OpInfo, bind, info, may_raise
+from .schema import GEOMETRY, KNOWN, OpInfo, bind, info, may_raise, unbind
 from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import FunctionalGraph, TensorSpec
 from .tracing import (
@@ -425,13 +425,6 @@ class Recording(Tracing):
         if not value.steps and self.nodes[-1:] == [node] and node.kind == "call" and node.target is not aten.empty.memory_format:
             node.spec = value.root.spec  # just computed for this memory: give it this memory's layout
         write(self.emit, value, node, loc)
-
-
-def unbind(op: OpOverload, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments by name -> positional and keyword arguments."""
-    row = info(op)
-    positional = tuple(bound[p] for p, k in zip(row.params, row.keyword_only, strict=True) if not k)
-    return positional, {p: bound[p] for p, k in zip(row.params, row.keyword_only, strict=True) if k}
 
 
 def span(t: torch.Tensor, offset: int) -> tuple[int, int]:

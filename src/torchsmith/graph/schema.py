@@ -213,3 +213,10 @@ def bind(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
     bound.update(zip(row.params, args, strict=False))
     bound.update(kwargs)
     return bound
+
+
+def unbind(op: OpOverload, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by name -> positional and keyword arguments."""
+    row = info(op)
+    positional = tuple(bound[p] for p, k in zip(row.params, row.keyword_only, strict=True) if not k)
+    return positional, {p: bound[p] for p, k in zip(row.params, row.keyword_only, strict=True) if k}

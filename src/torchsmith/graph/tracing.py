@@ -42,7 +42,7 @@ from .layout import (
     same,
     suggest_format,
 )
-from .schema import GEOMETRY, OpInfo, bind, info, may_draw, may_raise
+from .schema import GEOMETRY, OpInfo, bind, info, may_draw, may_raise, unbind
 from .sizes import SizeFacts, SymTypes, expr_of
 from .spec import TensorSpec
 
@@ -614,7 +614,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         refuse_overlaps(func, row, bound)
         results: Any = ()
         if row.functional is not None:
-            results = self.shapes(row.functional, (), {p: bound[p] for p in info(row.functional).params})
+            results = self.shapes(row.functional, *unbind(row.functional, bound))  # rules have names of their own
         elif any(r.alias_info is None for r in func._schema.returns):
             results = self._ask_torch(func, (), bound)
         values = list(results) if isinstance(results, (tuple, list)) else [results]

@@ -1,4 +1,5 @@
-"""Attention of which gradients are wanted, on a GPU: one operator and its derivative (graph/attention.py) where the library has it."""
+"""Attention of which gradients are wanted, on a GPU: one operator and its derivative (graph/attention.py) where the library has it.
+Those of the library's forwards that programs call by name."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ from typing import Any
 
 import torch
 
+from ...codes import Unsupported
 from ..attention import NAMESPACE, scores
 from ..layout import same
 from ..tracing import current, device_of, fresh, make, rule
+from .views import copy_strides
 
+aten = torch.ops.aten
 ops = getattr(torch.ops, NAMESPACE)
 Tensor = torch.Tensor
 LIBRARIES = {"cuda"}  # types of devices whose library has it
@@ -50,6 +54,24 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_c
 @rule(ops.backward.default)
 def attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return tuple(_lying(t, t.shape[3]) for t in (q, k, v))
+
+
+@rule(aten._efficient_attention_forward.default)
+def efficient_attention(query: Tensor, *args: Any, **options: Any) -> Tensor:
+    raise Unsupported("LOW005", at=current().facts.loc, detail="the seeds of _efficient_attention_forward, which lie in the host's memory")
+
+
+@rule(aten._flash_attention_forward.default)
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Tensor | None, cum_seq_k: Tensor | None, max_q: Any, max_k: Any, dropout_p: float,
+    is_causal: bool, return_debug_mask: bool, **options: Any,
+) -> Any:  # fmt: skip
+    """(batch, places, heads, width), of sequences of one length."""
+    if cum_seq_q is not None or cum_seq_k is not None or return_debug_mask or query.dim() != 4:
+        return NotImplemented
+    out = make(query.shape, copy_strides(query, None), query.dtype)
+    log = fresh((query.shape[0], query.shape[2], query.shape[1]), torch.float32)
+    return out, log, fresh((2,), torch.uint64), fresh((), torch.uint64), fresh((0,), query.dtype)
 
 
 class Attention(torch.autograd.Function):

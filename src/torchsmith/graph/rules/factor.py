@@ -204,6 +204,12 @@ def eigvals(self: Tensor) -> Tensor:
     return eig(self)[0]
 
 
+@function_rule(torch.linalg.eigvals)
+def eigvals_alone(trace: Tracing, call: Any, A: Tensor, **kwargs: Any) -> Tensor:
+    """Where anything watches, tracing too, torch's composite computes vectors and drops them, which rounds otherwise."""
+    return call(A, **kwargs) if kwargs or is_watched(A) else aten._linalg_eigvals.default(A)  # type: ignore[no-any-return]
+
+
 @rule(aten.linalg_lu_solve.default)
 def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
     return (_columns if left else fresh)(_solved(LU, B, left), B.dtype)
@@ -233,8 +239,13 @@ def by_reflections(trace: Tracing, call: Any, input: Tensor, *args: Any, **kwarg
 
 @rule(aten.linalg_lstsq.default)
 def least_squares(self: Tensor, b: Tensor, rcond: Any = None, *, driver: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The solution is the upper part of what b was. The driver "gelsy" alone gives no residuals, which there are for full ranks only."""
-    if driver not in (None, "gelsy") or device_of(self).type != "cpu":
+    """The solution is the upper part of what b was. "gelsy" gives no residuals, "gels" (a GPU's) those of tall matrices and no ranks; the
+    other drivers give them for full ranks only."""
+    on_host = device_of(self).type == "cpu"
+    driver = driver or ("gelsy" if on_host else "gels")
+    if not on_host and driver != "gels":
+        raise RuntimeError("torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
+    if driver not in ("gelsy", "gels"):
         raise Unsupported("GRA009", at=current().facts.loc, detail="residuals of linalg.lstsq")
     batch, n, m = _matrix(self, square=False)
     is_vector = self.dim() == b.dim() + 1
@@ -245,7 +256,10 @@ def least_squares(self: Tensor, b: Tensor, rcond: Any = None, *, driver: str | N
     lead, height = broadcast(batch, outer), torch.sym_max(n, m)
     *steps, step, one = contiguous_strides((*lead, columns, height))
     shape, strides = ((*lead, m), (*steps, one)) if is_vector else ((*lead, m, columns), (*steps, one, step))
-    return make(shape, strides, self.dtype), fresh((0,), self.dtype), fresh(lead, torch.int64), fresh((0,), self.dtype)
+    real = self.dtype.to_real() if self.dtype.is_complex else self.dtype
+    is_tall = driver == "gels" and bool(n > m)
+    residuals = fresh((*lead, columns) if is_tall else (0,), real)
+    return make(shape, strides, self.dtype), residuals, fresh((0,) if driver == "gels" else lead, torch.int64), fresh((0,), real)
 
 
 @rule(aten._linalg_check_errors.default)

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from ...codes import Unsupported
 from ..layout import Size, are_equal, broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, require, sum_dtype
-from ..tracing import fresh, make, rule
+from ..tracing import current, device_of, fresh, make, rule
 from .views import axes, axis, copy_strides
 
 aten = torch.ops.aten
@@ -74,6 +75,8 @@ def amax(self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
 def aminmax(self: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     _orders(self, "aminmax")
     require_elements(self, dim, "aminmax")
+    if dim is None and keepdim and device_of(self).type != "cpu":  # the kernel drops the dimensions that its schema keeps
+        raise Unsupported("GRA009", at=current().facts.loc, detail="aminmax over everything that keeps dimensions")
     return result(self, dim, keepdim, self.dtype), result(self, dim, keepdim, self.dtype)
 
 

@@ -195,6 +195,8 @@ def select(self: Tensor, dim: int, index: Size) -> Tensor:
 def as_strided(self: Tensor, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None) -> Tensor:
     if storage_offset is not None:
         current().when_offset_read(self)
+        if not require(storage_offset >= 0):
+            raise RuntimeError(f"Tensor: invalid storage offset {storage_offset}")
     last = self.storage_offset() if storage_offset is None else storage_offset
     for n, step in zip(size, stride, strict=True):
         last = last + (n - 1) * step
