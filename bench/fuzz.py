@@ -2,8 +2,8 @@
 
 In: names of fuzzers (none: all), --device (cpu, cuda, or fake: processor tensors through the driver of tests/gpu), --seconds, --jobs,
 --first (seed). Out: a summary in one file (--out, or fuzz_DEVICE.md in $OUT or here), written again after each finding and every few
-seconds. A finding is a program whose compiled calls differ from eager's, an internal error or exception of ours, a crash, a hang, or a device
-that no longer answers. A process that dies while eager runs is no finding where a new one, asked the same program, dies so too.
+seconds. A finding is a program whose compiled calls differ from eager's, an internal error or exception of ours, a crash, a hang, or a
+device that no longer answers. A process that dies while eager runs is no finding where a new one, asked the same program, dies so too.
 
     python bench/fuzz.py --device cuda --seconds 240
     python bench/fuzz.py --device cuda --show chains 17       # one program in this process

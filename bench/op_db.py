@@ -703,7 +703,8 @@ def ways_table(files: list[Path]) -> tuple[str, list[dict[str, Any]]]:
         codes = Counter(c for e in found["entries"] for c in e["codes"])
         wrong = [line_of(e) for e in found["entries"] if e["verdict"] in WRONG or e["verdict"] in ("crash", "timeout", "error")]
         rows.append({
-            "way": ", ".join(w for w in about["way"].split(", ") if not w.endswith((" False", " given", " "))), "entries": f["entries"], "right": f["equal"] - f["rounding"],
+            "way": ", ".join(w for w in about["way"].split(", ") if not w.endswith((" False", " given", " "))),
+            "entries": f["entries"], "right": f["equal"] - f["rounding"],
             "rounding": f["rounding"], "eager with code": f["equal"] - f["one graph"], "native": f["native"], "wrong": f["wrong"],
             "crashed": f["crashes, hangs, errors"], "codes": dict(codes.most_common()), "found": wrong, "date": about["date"],
             "commit": about.get("commit", ""), "torch": about["torch"], "python": about["python"],
