@@ -475,6 +475,22 @@ def test_bytes_that_are_no_bools_stay() -> None:
     assert a.view(torch.uint8).tolist() == b.view(torch.uint8).tolist()
 
 
+def test_bytes_of_bools_that_are_not_written_stay() -> None:
+    """A write to a part of an input's bools leaves the others' bytes as they are."""
+    def part(x: Tensor) -> Tensor:
+        x[:3] = True
+        return x.sum()
+
+    def chosen(x: Tensor) -> Tensor:
+        x.masked_fill_(x & (torch.arange(len(x)) < 9), False)
+        return x.sum()
+
+    for fn in (part, chosen):
+        a, b = ((torch.arange(70, dtype=torch.uint8) % 5).view(torch.bool) for _ in range(2))
+        assert torch.equal(fn(a), torchsmith.compile(fn, fullgraph=True)(b))
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
 def test_results_come_in_eagers_containers() -> None:
     """A function rule that writes a composite out gives what torch gives: a tuple stays a tuple, also where sizes vary."""
 

@@ -13,9 +13,11 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ...ir.expr import Axis, Const, Expr, Load, Sym, const, substitute, walk
+from ...ir import dtype as dt
+from ...ir.expr import Axis, Const, Expr, Load, Sym, const, op, substitute, walk
 from ...ir.kernel import Block, Kernel, Let, Loop, Param, Scheduled, Stmt, StoreStmt, expressions, rewrite, statements
 from ...ir.program import Bind, BufArg, Buffer, Check, Cond, Extern, ExternArg, Fresh, Program, Repeat, dense
+from ...ir.rules import is_op
 from ...ir.target import Language, Target
 from ..blocks import block_copy
 from ..deps import reads, writes
@@ -248,7 +250,42 @@ def _write_directly(body: _Body, dst: str, src: str) -> bool:
     if reads_old and any(p.written for p in writer.params if p.buf == dst):
         return False
     body.rename(src, body.buffers[dst])
+    if body.buffers[dst].dtype is dt.bool_:
+        body.nodes[k] = replace(body.nodes[k], body=_written_alone(body.nodes[k].body, dst, {}))  # type: ignore[union-attr]
     return True
+
+
+def _written_alone(body: tuple[Stmt, ...], dst: str, lets: dict[Expr, Expr]) -> tuple[Stmt, ...]:
+    """The statements, which store no element of `dst` that keeps its value: a bool that is read and stored is 0 or 1, and the memory may
+    hold another byte."""
+    made: list[Stmt] = []
+    for s in body:
+        if isinstance(s, Loop):
+            s = replace(s, body=_written_alone(s.body, dst, dict(lets)))
+        elif isinstance(s, Let):
+            lets[s.var] = s.value
+        elif isinstance(s, StoreStmt) and s.buf == dst and s.mode == "set":
+            found = _changed(s.value, Load(dst, dt.bool_, s.index), lets)
+            if found is not None:
+                mask, value = found
+                s = replace(s, value=value, mask=mask if s.mask is None else op("and", s.mask, mask))
+        made.append(s)
+    return tuple(made)
+
+
+def _changed(value: Expr, old: Expr, lets: dict[Expr, Expr]) -> tuple[Expr, Expr] | None:
+    """When `value` is another than `old`, and what it is then; None: it may always be."""
+    value = lets.get(value, value)
+    if not is_op(value, "where"):
+        return None
+    test, *sides = value.args
+    for side, other, when in zip(sides, reversed(sides), (op("not", test), test), strict=True):
+        if lets.get(side, side) is old:
+            return when, other
+        found = _changed(side, old, lets)
+        if found is not None:
+            return op("or", when, found[0]), op("where", when, other, found[1])
+    return None
 
 
 def reads_where_it_writes(body: tuple[Stmt, ...], src: str, dst: str) -> bool:
