@@ -18,6 +18,7 @@ from torchsmith.events import recording
 
 Call = tuple[Any, ...]
 R = torch.randn
+aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +191,6 @@ def test_an_empty_out_takes_the_layout_of_the_result() -> None:
     check(out(lambda x, o: torch.cumsum(x.t(), 0, out=o)), (R(3, 4),))
 
 
-A = torch.ops.aten
 NORMED = (R(4, 3, 5), R(3), torch.zeros(3), torch.ones(3), torch.zeros(4, 3, 5), torch.zeros(3), torch.zeros(3))
 OBSERVED = (R(3, 4), torch.ones(1), torch.ones(1), R(1), R(1), torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(3, 4))
 
@@ -198,15 +198,15 @@ OBSERVED = (R(3, 4), torch.ones(1), torch.ones(1), R(1), R(1), torch.ones(1), to
 @pytest.mark.parametrize(
     ("fn", "args"),
     [
-        (lambda x, n, o: A.rrelu_with_noise.out(x, n, 0.1, 0.4, False, out=o) + n, (R(9), R(9), R(9))),
+        (lambda x, n, o: aten.rrelu_with_noise.out(x, n, 0.1, 0.4, False, out=o) + n, (R(9), R(9), R(9))),
         (
-            lambda x, w, m, v, o, a, b: A._native_batch_norm_legit.out(
+            lambda x, w, m, v, o, a, b: aten._native_batch_norm_legit.out(
                 x, w, None, m, v, True, 0.1, 0.1, out=o, save_mean=a, save_invstd=b
             ),
             NORMED,
         ),
         (
-            lambda x, on, fq, a, b, s, z, o: A._fused_moving_avg_obs_fq_helper.out(
+            lambda x, on, fq, a, b, s, z, o: aten._fused_moving_avg_obs_fq_helper.out(
                 x, on, fq, a, b, s, z, 0.1, 0, 255, 0, out0=o, out1=torch.zeros(3, 4, dtype=torch.bool)
             ),
             OBSERVED,
@@ -489,6 +489,33 @@ def test_bytes_of_bools_that_are_not_written_stay() -> None:
         a, b = ((torch.arange(70, dtype=torch.uint8) % 5).view(torch.bool) for _ in range(2))
         assert torch.equal(fn(a), torchsmith.compile(fn, fullgraph=True)(b))
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+BACKWARD = [
+    lambda g, x: aten.threshold_backward(g, x, 0.0), aten.hardswish_backward, aten.silu_backward, aten.mse_loss_backward.default,
+    lambda g, x: aten._softmax_backward_data(g, x, 1, g.dtype), lambda g, x: aten._log_softmax_backward_data(g, x, 1, g.dtype),
+]  # fmt: skip
+
+
+def test_derivatives_have_eagers_strides_in_dimensions_of_one_element_too() -> None:
+    at = [((2, 1, 3), s) for s in ((3, 3, 1), (3, 7, 1), (1, 9, 2), (6, 5, 2))] + [((1, 1, 3), s) for s in ((2, 5, 1), (7, 0, 1))]
+
+    def all_of(g: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(fn(g, x, x * 2, 0) if fn is aten.mse_loss_backward.default else fn(g, x) for fn in BACKWARD)
+
+    for shape, one in at:
+        for two in (s for n, s in at if n == shape):
+            g, x = (torch.arange(20.0).sub(9).div(7).as_strided(shape, s) for s in (one, two))
+            torchsmith.compiler.reset()
+            got = torchsmith.compile(all_of, fullgraph=True, dynamic=False)(g, x)
+            torch.testing.assert_close(got, all_of(g, x), check_stride=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+def test_derivatives_of_numbers_that_eager_has_none_for(dtype: torch.dtype) -> None:
+    g, x = torch.ones(3, 4, dtype=dtype), torch.ones(3, 4, dtype=dtype)
+    for op in (aten._softmax_backward_data, aten._log_softmax_backward_data):
+        check(lambda g, x, op=op: op(g, x, 1, g.dtype), (g, x))
 
 
 def test_results_come_in_eagers_containers() -> None:

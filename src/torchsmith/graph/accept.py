@@ -125,7 +125,7 @@ def compare(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], res
 
 
 def _compare(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, loc: str) -> None:
-    if _is_trusting(func) and any(not t.is_floating_point() for t in _tensors((args, kwargs))):
+    if _is_trusting(func) and any(not (t.is_floating_point() or t.is_complex()) for t in _tensors((args, kwargs))):
         return
     if _has_masks(func, args, kwargs):
         return

@@ -479,7 +479,8 @@ def _as_output(cx: Builder, ref: Ref, spec: TensorSpec, taken: set[str]) -> str:
     if name is not None and name not in taken and ref.strided is not None:
         b = cx.buffers[name]
         if b.role == "temp" and b.storage_of is None and same_strides(ref.shape, cx.strides[name], spec.strides):
-            cx.buffers[name] = replace(b, role="output", layout=Layout(cx.strides[name], ZERO))
+            cx.strides[name] = spec.strides  # those of dimensions of one element may be others
+            cx.buffers[name] = replace(b, role="output", layout=Layout(spec.strides, ZERO))
             return name
     return cx.copy(ref, spec.strides, role="output")
 

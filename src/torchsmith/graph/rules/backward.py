@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..layout import contiguous_strides, is_contiguous, is_static_one, propagate_strides, rank_of, same, suggest_format
+from ..layout import contiguous_strides, is_contiguous, propagate_strides, same, suggest_format
 from ..tracing import device_of, fresh, make, part, rule
 from .create import copy_strides
 from .nn import RESAMPLING, _convolution_format, _pool
@@ -38,7 +38,7 @@ def _reshaped(t: Tensor, shape: Sequence[Any]) -> Tensor:
 
 
 def _contiguous(t: Tensor) -> Tensor:
-    return t if is_contiguous(t) else t.clone(memory_format=torch.contiguous_format)
+    return _with_strides(t, contiguous_strides(tuple(t.shape)))
 
 
 def _zero(model: Tensor) -> Tensor:
@@ -74,12 +74,10 @@ def _as_computed(out: Tensor, tensors: Sequence[Tensor]) -> Sequence[Any]:
 
 
 def _with_strides(t: Tensor, strides: Sequence[Any]) -> Tensor:
-    """`t` in the memory order of a dense tensor with these strides."""
-    if all(same(a, b) or is_static_one(n) for a, b, n in zip(t.stride(), strides, t.shape, strict=True)):
+    """`t` in memory with these strides, those of dimensions of one element too."""
+    if all(same(a, b) for a, b in zip(t.stride(), strides, strict=True)):
         return t
-    order = sorted(range(t.dim()), key=lambda d: (-rank_of(strides[d]), d))
-    back = sorted(range(t.dim()), key=order.__getitem__)
-    return t.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+    return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=device_of(t)).copy_(t)
 
 
 def pointwise(*ops: Any, strides: Strides = _as_listed) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -214,7 +212,9 @@ def prelu(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
 
 
 @part(aten._softmax_backward_data.default)
-def softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+def softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+    if not grad.is_floating_point():
+        return NotImplemented
     g, p = _wide(grad, y)
     if device_of(grad).type == "cpu":
         found = (g - (g * p).sum(dim, keepdim=True)) * p
@@ -227,7 +227,9 @@ def softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tens
 
 
 @part(aten._log_softmax_backward_data.default)
-def log_softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+def log_softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+    if not grad.is_floating_point():
+        return NotImplemented
     g, v = _wide(grad, y)
     return _contiguous(aten._to_copy.default(g - torch.exp(v) * g.sum(dim, keepdim=True), dtype=input_dtype))
 
