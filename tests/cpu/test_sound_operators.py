@@ -244,6 +244,21 @@ def test_more_of_the_memory_than_a_view_shows() -> None:
     check(fn, (torch.arange(8.0),))
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.as_strided_copy((x * 2)[1:], (2, 2), (2, 1), 3),
+        lambda x: torch.as_strided_copy(torch.split(x * 2, 2)[1], (2, 2), (2, 1), 1),
+        lambda x: torch.as_strided_scatter((x * 2)[1:], torch.ones(2, 2), (2, 2), (2, 1), 4),
+        lambda x: torch.as_strided_scatter((x * 2)[:, 1:], torch.ones(2, 2), (2, 2), (2, 1), 1),
+        lambda x: torch.as_strided_scatter((x * 2)[1:], torch.ones(2, 2), (2, 2), (2, 1)),
+    ],
+)
+def test_copies_count_from_the_start_of_the_memory(fn: Any) -> None:
+    x = torch.arange(16.0).view(4, 4)
+    torch.testing.assert_close(torchsmith.compile(fn, fullgraph=True)(x), fn(x), check_stride=True)
+
+
 def test_a_result_shown_otherwise_beside_its_memory() -> None:
     def fn(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x.exp()

@@ -49,7 +49,7 @@ def prefer_channels_last(fg: FunctionalGraph, options: Options) -> FunctionalGra
     library_gradients = [n for n in fg.graph.nodes if is_library_gradient(n)]
     if not candidates and not gradients and not library_gradients:
         return fg
-    if any(n.target in (aten.as_strided.default, aten.as_strided_copy.default) for n in fg.graph.nodes):
+    if any(n.target is aten.as_strided.default for n in fg.graph.nodes):
         return fg  # as_strided names memory, not values
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}

@@ -465,7 +465,7 @@ def memory_order(shape: Sequence[Expr], strides: Sequence[Expr]) -> list[int] | 
     return None
 
 
-@lowers("aten.as_strided.default", "aten.as_strided_copy.default")
+@lowers("aten.as_strided.default")
 def lower_as_strided(cx: Builder, x: Ref, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None) -> Any:
     """Elements of x's memory, counted from its first element. Memory with gaps is no value: of an input it stays eager's."""
     s = x.strided

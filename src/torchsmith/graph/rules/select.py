@@ -17,7 +17,6 @@ from ..layout import (
     contiguous_strides,
     format_strides,
     from_front,
-    is_dense,
     is_shape,
     is_static_one,
     is_zero,
@@ -274,12 +273,28 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return fresh(broadcast(self.shape, mask.shape), self.dtype)
 
 
-@rule(aten.as_strided_copy.default)
+def _reach(size: Sequence[Size], stride: Sequence[Size], offset: Size) -> Any:
+    """The number of elements of the memory up to the last one of a strided view."""
+    return offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+
+
+@part(aten.as_strided_copy.default)
 def as_strided_copy(self: Tensor, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None) -> Tensor:
-    view = RULES[aten.as_strided.default](self, size, stride, storage_offset)
-    if not is_dense(self) or (storage_offset is not None and not same(self.storage_offset(), 0)):
-        raise Unsupported("GRA006", at=current().facts.loc, detail="as_strided_copy of a part of some memory")
-    return fresh(view.shape, self.dtype)
+    return torch.as_strided(self, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)  # type: ignore[arg-type]
+
+
+@part(aten.as_strided_scatter.default)
+def as_strided_scatter_in_memory(self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    """Into a part of some memory: offsets count from its start, so all of it is copied."""
+    start = self.storage_offset()
+    if storage_offset is None or same(start, 0):
+        return NotImplemented
+    if not are_equal(tuple(size), src.shape):
+        raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {src.shape}, slice size = {size}")
+    count = torch.sym_max(_reach(self.shape, self.stride(), start), _reach(size, stride, storage_offset))
+    memory = torch.as_strided(self, (count,), (1,), 0).clone()
+    memory.as_strided(size, stride, storage_offset).copy_(src)
+    return memory.as_strided(self.shape, self.stride(), start)
 
 
 @rule(aten.as_strided_scatter.default)
@@ -287,8 +302,6 @@ def as_strided_scatter(self: Tensor, src: Tensor, size: Any, stride: Any, storag
     view = RULES[aten.as_strided.default](self, size, stride, storage_offset)
     if not are_equal(view.shape, src.shape):
         raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {src.shape}, slice size = {view.shape}")
-    if storage_offset is not None and not same(self.storage_offset(), 0):
-        raise Unsupported("GRA006", at=current().facts.loc, detail="as_strided_scatter with an offset, of a part of some memory")
     return same_strides(self)
 
 
