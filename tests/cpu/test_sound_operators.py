@@ -379,6 +379,11 @@ def test_values_are_eagers_own() -> None:
     assert torchsmith.compile(lambda x: 2**x)(turned).stride() == (2**turned).stride()
 
 
+def test_values_at_the_ends_of_a_dtype() -> None:
+    check(torch.lgamma, (torch.tensor([5e-324, -5e-324, 1e-310, -1e-300, 1e-20, -1e-8, -0.25, 1e305], dtype=torch.float64),))
+    check(torch.special.log_ndtr, (torch.tensor([-1.37e154, -1.8e154, -1e300, -1e10, 38.0], dtype=torch.float64),))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_numbers_beside_half_formats_round_as_in_eager(dtype: torch.dtype) -> None:
     def numbers(h: Tensor, t: Tensor) -> tuple[Tensor, ...]:
@@ -386,6 +391,12 @@ def test_numbers_beside_half_formats_round_as_in_eager(dtype: torch.dtype) -> No
         return 2.7 - h, h + 2.7, h * 2.7, 2.7 / h, t * h, h / t, t - h, h**3, h**-2, *shrunk, torch.nextafter(h, -h)
 
     check(numbers, (torch.linspace(-2, 2, 300).to(dtype), torch.tensor(2.7)), exact=True)
+
+    def stored(h: Tensor, g: Tensor) -> tuple[Tensor, ...]:  # kernels that compute in the format itself
+        logs = torch.xlogy(h, g), torch.special.xlog1py(h, g), torch.xlogy(2.5, g), torch.special.xlog1py(h, 2.5), torch.special.entr(h)
+        return *logs, torch.logit(h), torch.logit(h, 0.3)
+
+    check(stored, (torch.linspace(-2, 2, 300).to(dtype), torch.linspace(3, -1, 300).to(dtype)), exact=True)
 
     def constants(x: Tensor) -> tuple[Tensor, ...]:
         filled = torch.full((3,), 0.1, dtype=dtype)

@@ -461,7 +461,7 @@ define("lgamma", "f64", """FLT lgamma@(FLT x) {
   y = sel@(v == inf, inf, sel@((v == K(1.0)) | (v == K(2.0)), (FLT){0}, y));
   if (any%(neg)) {
     FLT fr = abs@(x - rint@(x));
-    FLT other = log@(K(3.141592653589793) / sin@(fr * K(3.141592653589793))) - y;
+    FLT other = -log@(sel@(fr < K(1e-9), fr, sin@(fr * K(3.141592653589793)) * K(0.3183098861837907))) - y;
     y = sel@(neg, sel@(fr == K(0.0), inf, other), y);
   }
   return sel@(x == -inf, inf, sel@(x != x, x, y));
@@ -537,7 +537,7 @@ define("erfcx", "f64", f"""FLT erfcx@(FLT x) {{
 }}""")
 define("logndtr", "f64", """FLT logndtr@(FLT x) {
   FLT a = x * K(-0x1.6a09e667f3bcdp-1), b = maxi@((FLT){0} + K(0.7), a);
-  FLT low = log@(erfcx@(b) * K(0.5)) - x * x * K(0.5), high = log1p@(erfc@(-a) * K(-0.5));
+  FLT low = log@(erfcx@(b) * K(0.5)) - x * (x * K(0.5)), high = log1p@(erfc@(-a) * K(-0.5));
   return sel@(x < K(-1.0), sel@(abs@(x) == K(0x1p1023) * K(2.0), x, low), high);
 }""")
 # Newton on log N(x) = log p from the left, in the lower half; N(-x) = 1 - N(x)

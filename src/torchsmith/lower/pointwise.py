@@ -112,11 +112,20 @@ def sinc(x: Expr) -> Expr:
     return select(op("eq", x, c(x, 0.0)), c(x, 1.0), op("div", op("sin", scaled), scaled))
 
 
-def entropy(x: Expr) -> Expr:
+def stored(cx: Builder, e: Expr) -> Expr:
+    """A value on the way to the result as a half format holds it: these kernels of eager's compute in the result's dtype."""
+    return cast(cast(e, cx.dtype), e.dtype)
+
+
+@lowers("aten.special_entr.default")
+def entropy(cx: Builder, x: Ref) -> Ref:
     """-x log x for x > 0, 0 at 0, -inf below, NaN for NaN."""
-    value = op("mul", op("neg", x), op("log", x))
-    at_or_below = select(op("eq", x, c(x, 0.0)), c(x, 0.0), c(x, -math.inf))
-    return select(op("or", op("gt", x, c(x, 0.0)), op("isnan", x)), value, at_or_below)
+
+    def value(e: Expr) -> Expr:
+        at_or_below = select(op("eq", e, c(e, 0.0)), c(e, 0.0), c(e, -math.inf))
+        return select(op("or", op("gt", e, c(e, 0.0)), op("isnan", e)), op("mul", op("neg", e), stored(cx, op("log", e))), at_or_below)
+
+    return map_elements(cx, value, x)
 
 
 rows(
@@ -125,7 +134,6 @@ rows(
         "deg2rad": lambda x: op("mul", x, c(x, math.pi / 180)),
         "rad2deg": lambda x: op("mul", x, c(x, 180 / math.pi)),
         "sinc": sinc,
-        "special_entr": entropy,
     }
 )
 
@@ -192,9 +200,10 @@ def nan_to_num(cx: Builder, x: Ref, nan: Any = None, above: Any = None, below: A
 def logit(cx: Builder, x: Ref, eps: Any = None) -> Ref:
     def value(e: Expr) -> Expr:
         if eps is not None and eps >= 0:
-            low, high = c(e, eps), op("sub", c(e, 1.0), c(e, eps))
+            low = stored(cx, c(e, eps))
+            high = stored(cx, op("sub", c(e, 1.0), low))
             e = select(op("lt", e, low), low, select(op("gt", e, high), high, e))
-        return op("log", op("div", e, op("sub", c(e, 1.0), e)))
+        return op("log", stored(cx, op("div", e, stored(cx, op("sub", c(e, 1.0), e)))))
 
     return map_elements(cx, value, x)
 
@@ -391,14 +400,17 @@ def logaddexp2(x: Expr, y: Expr) -> Expr:
     return select(op("and", op("isinf", x), op("eq", x, y)), x, value)
 
 
-def xlogy_by(name: str) -> Callable[[Expr, Expr], Expr]:
+def xlogy_by(name: str) -> Callable[..., Ref]:
     """x * log(y), 0 where x is 0 unless y is NaN."""
 
-    def value(x: Expr, y: Expr) -> Expr:
-        product = select(op("eq", x, c(x, 0.0)), c(x, 0.0), op("mul", x, op(name, y)))
-        return select(op("isnan", y), c(x, math.nan), product)
+    def rule(cx: Builder, *operands: Any) -> Ref:
+        def value(x: Expr, y: Expr) -> Expr:
+            product = select(op("eq", x, c(x, 0.0)), c(x, 0.0), op("mul", x, stored(cx, op(name, y))))
+            return select(op("isnan", y), c(x, math.nan), product)
 
-    return value
+        return map_elements(cx, value, *operands)
+
+    return rule
 
 
 def heaviside(x: Expr, y: Expr) -> Expr:
@@ -413,8 +425,8 @@ def bitwise(name: str, of_bool: str) -> Callable[[Expr, Expr], Expr]:
 rows({"atan2": direct("atan2"), "hypot": direct("hypot"), "logaddexp": logaddexp, "logaddexp2": logaddexp2})
 rows({"heaviside": heaviside})
 rows({"copysign": direct("copysign")}, ("Tensor", "Scalar"))
-rows({"xlogy": xlogy_by("log")}, ("Tensor", "Scalar_Other", "Scalar_Self"))
-rows({"special_xlog1py": xlogy_by("log1p")}, ("default", "other_scalar", "self_scalar"))
+lowers("aten.xlogy.Tensor", "aten.xlogy.Scalar_Other", "aten.xlogy.Scalar_Self")(xlogy_by("log"))
+lowers("aten.special_xlog1py.default", "aten.special_xlog1py.other_scalar", "aten.special_xlog1py.self_scalar")(xlogy_by("log1p"))
 rows(
     {"bitwise_and": bitwise("bitand", "and"), "bitwise_or": bitwise("bitor", "or"), "bitwise_xor": direct("xor")},
     ("Tensor", "Scalar", "Scalar_Tensor"),
