@@ -30,6 +30,22 @@ def packaged(folder: Path, model: nn.Module, *args, kwargs=None, name: str = "mo
         return Path(aot.aot_compile(program, options={"aot_inductor.output_path": str(folder / name), **options}))
 
 
+class CountsWithSizes(nn.Module):
+    def forward(self, x):
+        n = x.shape[0]
+        z = torch.view_as_complex(x.view(-1, 2, 2)) / n
+        return torch.view_as_real(z), torch.linspace(0, n, 5) + x.sum(), torch.logspace(0, 1, n), torch.full((2,), n * 1.5) * x.mean()
+
+
+def test_numbers_that_are_sizes(tmp_path: Path) -> None:
+    """Without libtorch, for all sizes that were declared."""
+    n = torchsmith.export.Dim("n", min=2, max=64)
+    run = aot.load_package(packaged(tmp_path, CountsWithSizes(), torch.randn(6, 4), dynamic=({0: n},), libtorch="forbid"))
+    for size in (6, 2, 17):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(tuple(run(x)), CountsWithSizes()(x))
+
+
 # ---------------------------------------------------------------- structures
 
 

@@ -41,6 +41,16 @@ def test_elements(k):
     check(fn, randn(3, 4), randn(3, 4), rtol=1e-5, atol=1e-5)
 
 
+def test_sizes_beside_complex_numbers():
+    """A size that varies has no place among the arguments of torch's operators outside of Python: it is computed with here."""
+    def fn(z):
+        n, m = z.shape
+        return z * n, z / m, z + n, n - z, z / (n / 2)
+
+    report = check_native(fn, randn(3, 4), dynamic=True, rtol=1e-5, atol=1e-5)
+    assert not report.externs
+
+
 def test_dtypes_and_few_elements():
     native(lambda z, x: (z * x, x * 1j, z + x.sum()), randn(3), torch.randn(3, dtype=torch.float64))
     native(lambda z, n: (z * n, n.to(torch.complex64)), randn(3), torch.arange(3))

@@ -15,6 +15,7 @@ import torch.fx.experimental.sym_node
 
 from ..codes import Unsupported
 from ..ir import dtype as dt
+from ..ir.bounds import Ranges
 from ..ir.expr import SIGNED, Cast, Const, Expr, Op, Sym, const, walk
 from ..ir.number import number_of
 from ..ir.program import Symbol
@@ -180,7 +181,7 @@ class SizeFacts:
             return False
         a, b = cond.args
         if a.dtype is not dt.index or b.dtype is not dt.index:
-            return None
+            return self._decide_floats(cond, least)
         difference = add(poly(a), poly(b), -1)
         lo, hi = interval(difference, self.range if least is None else lambda name: _from(least, self.range(name)))  # the sign of a - b
         if lo is not None and lo == hi:
@@ -199,6 +200,20 @@ class SizeFacts:
             return answer
         other = _comparison(cond.name, settled(expr(difference)), const(0))  # sizes rounded up to multiples are seen to be multiples
         return None if other is cond or not _is_simpler(other, cond) else self.decide(other, least)
+
+    def _decide_floats(self, cond: Op, least: int | None) -> bool | None:
+        """A question about numbers computed from sizes, by the bounds of both sides: 1.5 * n >= -1. NaN comes of no sizes."""
+        found = [n for n in walk(*cond.args) if n.dtype is not dt.f64 or isinstance(n, Sym)]
+        if any(n.dtype is not dt.index for n in found):
+            return None
+        leaf = {n: self.range(n.name) if least is None else _from(least, self.range(n.name)) for n in found if isinstance(n, Sym)}
+        (low, high), (least_other, most_other) = map(Ranges(leaf).reals, cond.args)
+        name = cond.name
+        if high < least_other or (high == least_other and name in ("le", "gt")):
+            return name in ("lt", "le", "ne")
+        if low > most_other or (low == most_other and name in ("ge", "lt")):
+            return name in ("gt", "ge", "ne")
+        return None
 
     def _decide_by_cases(self, name: str, difference: Poly, least: int | None) -> bool | None:
         """A question about a minimum or maximum is one about what it is of: min(n, 4) <= n."""

@@ -91,6 +91,11 @@ for _name in ("add", "sub"):
     elementwise(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_sum(_name))
 
 
+@elementwise("aten.rsub.Scalar", "aten.rsub.Tensor")
+def rsub(a: Parts, b: Parts, alpha: Parts) -> Parts:
+    return _sum("sub")(b, a, alpha)
+
+
 def _is_one(z: Parts) -> bool:
     return all(isinstance(e, Const) and e.value == v for e, v in zip(z, (1, 0), strict=True))
 

@@ -441,7 +441,7 @@ def _is_small_complex(cx: Builder, bound: list[Any]) -> bool:
     Complex numbers among the arguments cannot be passed to torch, so they are always computed with here.
     """
     values = [v for v in (*bound, cx.out) if isinstance(v, (Ref, Pair, TensorSpec))]
-    return any(isinstance(v, complex) for v in bound) or cx.is_ours(*(v.shape for v in values))
+    return any(isinstance(v, (complex, Expr)) for v in bound) or cx.is_ours(*(v.shape for v in values))
 
 
 # arithmetic on sizes that the graph kept as nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..ir import dtype as dt
@@ -96,29 +97,38 @@ def lower_eye(cx: Builder, *_: Any) -> Ref:
     return cx.stage(lambda i: select(op("eq", i[0], i[1]), scalar(1, d), scalar(0, d)))
 
 
-@lowers("aten.linspace.default")
-def lower_linspace(cx: Builder, start: Any, end: Any, steps: Any, *_: Any) -> Any:
-    """Both halves count from their own end, so that the last element is exact."""
+def _spaced(cx: Builder, start: Any, end: Any, steps: Any, of: Callable[[Expr], Expr]) -> Any:
+    """`of` evenly spaced numbers. Both halves count from their own end, so that the last element is exact."""
     d = cx.dtype
-    if not d.is_float or isinstance(start, Expr) or isinstance(end, Expr) or d in dt.HALF:
+    if not d.is_float or d in dt.HALF:
         return NotImplemented
-    n = scalar(steps, dt.index)
+    n, first, end = scalar(steps, dt.index), scalar(start, d), scalar(end, d)
     if known(steps) == 1:
-        return filled(cx, start)
+        return cx.stage(lambda i: of(first))
 
     def number(e: Expr) -> Expr:
         return cast(convert(e, dt.i64), d)
 
     last = n - Const(dt.index, 1)
-    by = op("div", op("sub", Const(d, end), Const(d, start)), number(last))
+    by = op("div", op("sub", end, first), number(last))
 
     def at(i: Index) -> Expr:
-        low = op("add", Const(d, start), op("mul", by, number(i[0])))
-        high = op("sub", Const(d, end), op("mul", by, number(last - i[0])))
+        low = op("add", first, op("mul", by, number(i[0])))
+        high = op("sub", end, op("mul", by, number(last - i[0])))
         value = select(op("lt", i[0], op("floordiv", n, Const(dt.index, 2))), low, high)
-        return value if known(steps) is not None else select(op("eq", n, Const(dt.index, 1)), Const(d, start), value)
+        return of(value if known(steps) is not None else select(op("eq", n, Const(dt.index, 1)), first, value))
 
     return cx.stage(at)
+
+
+@lowers("aten.linspace.default")
+def lower_linspace(cx: Builder, start: Any, end: Any, steps: Any, *_: Any) -> Any:
+    return _spaced(cx, start, end, steps, lambda e: e)
+
+
+@lowers("aten.logspace.default")
+def lower_logspace(cx: Builder, start: Any, end: Any, steps: Any, base: Any = 10.0, *_: Any) -> Any:
+    return _spaced(cx, start, end, steps, lambda e: op("pow", scalar(base, cx.dtype), e))
 
 
 def _triangle(cx: Builder, x: Ref, test: str, diagonal: int) -> Ref:

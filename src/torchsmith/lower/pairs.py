@@ -64,6 +64,8 @@ def pair_of(cx: Builder, value: Any, d: DType) -> Pair | None:
     if isinstance(value, (bool, int, float, complex)):
         z = complex(value)
         return Pair(d, Ref(part, (), lambda i: Const(part, z.real)), Ref(part, (), lambda i: Const(part, z.imag)))
+    if isinstance(value, Expr):  # a size, or a number that varies
+        return Pair(d, Ref(part, (), lambda i: cast(value, part)), Ref(part, (), lambda i: Const(part, 0.0)))
     return None
 
 
