@@ -9,6 +9,7 @@ from capturing import same
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
 import torchsmith
+from torchsmith.events import recording
 
 torch.manual_seed(0)
 X = torch.randn(3, 4)
@@ -211,3 +212,16 @@ def test_flex_attention_is_written_out(monkeypatch):
             return by_place, by_document, F.scaled_dot_product_attention(q, q, q)
 
     same(torchsmith.compile(program, fullgraph=True)(q, k), program(q, k))
+
+
+def test_forward_derivatives_are_one_graph_for_all_sizes():
+    """What autograd asks of sizes there asks for no number; a bias has no derivative, and zeros stand for it."""
+    def program(x, t):
+        return jvp(lambda a: F.conv1d(F.linear(a * a, LINEAR.weight, LINEAR.bias)[None], torch.ones(2, a.shape[0], 2)).sin(), (x,), (t,))
+
+    compiled = torchsmith.compile(program, fullgraph=True)
+    with recording() as got:
+        for n in (3, 4, 5, 6):
+            x, t = torch.randn(n, 4), torch.randn(n, 4)
+            same(compiled(x, t), program(x, t))
+    assert sum(e.kind == "graph" for e in got) == 2 and not any(e.kind == "fallback" for e in got)

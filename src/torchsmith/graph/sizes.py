@@ -206,7 +206,9 @@ class SizeFacts:
         found = [n for n in walk(*cond.args) if n.dtype is not dt.f64 or isinstance(n, Sym)]
         if any(n.dtype is not dt.index for n in found):
             return None
-        leaf = {n: self.range(n.name) if least is None else _from(least, self.range(n.name)) for n in found if isinstance(n, Sym)}
+        leaf: dict[Expr, Range] = {n: self.range(n.name) for n in found if isinstance(n, Sym)}
+        if least is not None:
+            leaf = {n: _from(least, r) for n, r in leaf.items()}
         (low, high), (least_other, most_other) = map(Ranges(leaf).reals, cond.args)
         name = cond.name
         if high < least_other or (high == least_other and name in ("le", "gt")):

@@ -509,7 +509,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         Called below autograd. A rule that came here past autograd would cut gradients off, so it is refused: it has to call the operator.
         """
         if func in SIZE_QUERIES:
-            return SIZE_QUERIES[func](args[0])
+            return SIZE_QUERIES[func](*args)
         if func is not torch.ops.aten.detach.default and _is_watched(args, kwargs):
             raise Unsupported("AUT004", at=self.facts.loc, detail=str(func))
         self.draws += may_draw(func, args, kwargs)
@@ -750,7 +750,7 @@ def is_shown_so(target: torch.Tensor, shown: torch.Tensor) -> bool:
 
 
 # C++ that is not ready for symbols asks for plain numbers: the sizes at hand are assumed.
-SIZE_QUERIES: dict[Any, Callable[[torch.Tensor], Any]] = {
+SIZE_QUERIES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.size.default: lambda t: [int(s) for s in t.shape],
     torch.ops.aten.stride.default: lambda t: [int(s) for s in t.stride()],
     torch.ops.aten.numel.default: lambda t: int(t.numel()),
@@ -758,7 +758,13 @@ SIZE_QUERIES: dict[Any, Callable[[torch.Tensor], Any]] = {
     torch.ops.aten.sym_stride.default: lambda t: t.stride(),
     torch.ops.aten.sym_numel.default: lambda t: t.numel(),
     torch.ops.aten.sym_storage_offset.default: lambda t: t.storage_offset(),
+    torch.ops.aten.is_same_size.default: lambda t, other: are_equal(t.shape, other.shape),  # asked by forward derivatives
+    torch.ops.aten._has_same_storage_numel.default: lambda t, other: bool(_storage_numel(t) == _storage_numel(other)),
 }
+
+
+def _storage_numel(t: torch.Tensor) -> Any:
+    return t.untyped_storage().nbytes() // t.element_size()
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from ..layout import Size, broadcast, contiguous_strides, format_strides, number_dtype, require, require_size, same
 from ..schema import overloads
-from ..tracing import RULES, current, make, rule
+from ..tracing import RULES, current, device_of, make, part, rule
 from .pointwise import check_number
 from .views import copy_strides
 
@@ -34,6 +34,19 @@ def empty(
 @rule(aten.zeros.default, aten.ones.default, aten.rand.default, aten.randn.default, aten.rand.generator, aten.randn.generator)
 def zeros(size: Any, *, dtype: Any = None, **options: Any) -> Tensor:
     return fresh(size, dtype)
+
+
+@part(aten._efficientzerotensor.default)
+def zeros_of_derivatives(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    """What autograd takes for the derivative of a constant: of a tracing tensor it knows no device."""
+    return NotImplemented if current().has_devices else torch.zeros(size, dtype=dtype)
+
+
+@part(aten._new_zeros_with_same_feature_meta.default)
+def zeros_of_tangents(self: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Any:
+    if self_num_batch_dims:
+        return NotImplemented
+    return torch.empty_strided(other.shape, other.stride(), dtype=self.dtype, device=device_of(self)).zero_()
 
 
 @rule(aten.full.default)

@@ -250,8 +250,9 @@ def _write_directly(body: _Body, dst: str, src: str) -> bool:
     if reads_old and any(p.written for p in writer.params if p.buf == dst):
         return False
     body.rename(src, body.buffers[dst])
-    if body.buffers[dst].dtype is dt.bool_:
-        body.nodes[k] = replace(body.nodes[k], body=_written_alone(body.nodes[k].body, dst, {}))  # type: ignore[union-attr]
+    renamed = body.nodes[k]
+    if body.buffers[dst].dtype is dt.bool_ and isinstance(renamed, Kernel):
+        body.nodes[k] = replace(renamed, body=_written_alone(renamed.body, dst, {}))
     return True
 
 
