@@ -108,6 +108,17 @@ def test_quotients_of_numbers_that_are_not_finite():
             torch.testing.assert_close(torchsmith.compile(lambda z, x: z / x)(z, numbers), w, equal_nan=True, rtol=1e-5, atol=0)
 
 
+def test_sums_and_exponentials_of_numbers_that_are_not_finite():
+    """Eager multiplies what it adds by 1 + 0j, and divides a mean by n + 0j: infinite parts make the others NaN."""
+    ends = (0.0, 1.0, float("inf"), -float("inf"), float("nan"), 3e38)
+    z = torch.tensor([complex(a, b) for a in ends for b in ends], dtype=torch.complex64)
+
+    def fn(z):
+        return z + z.flip(0), z - z.flip(0).real, 2 - z, z.real + z, torch.exp(z), z.view(6, 6).mean(1), z.view(6, 6).sum(0)
+
+    torch.testing.assert_close(torchsmith.compile(fn, fullgraph=True)(z), fn(z), equal_nan=True)
+
+
 def test_complex_numbers_given_to_operators_of_torch():
     with torch.no_grad():
         for fn in (lambda z: z**1j, lambda z: z == 1j, lambda z: z.masked_fill(z.real > 0, 2j), lambda z: torch.full((4,), 2j) + z[0]):

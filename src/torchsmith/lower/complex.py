@@ -5,6 +5,7 @@ No expression has a complex dtype: what is computed is the real and the imaginar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,7 @@ def div(a: Parts, b: Parts) -> Parts:
 
 def _sum(name: str) -> Callable[[Parts, Parts, Parts], Parts]:
     def parts(a: Parts, b: Parts, alpha: Parts) -> Parts:
-        scaled = b if _is_one(alpha) else times(b, alpha)
+        scaled = times(b, alpha)  # by 1, too, as eager does: of infinite parts the others become NaN
         return op(name, a[0], scaled[0]), op(name, a[1], scaled[1])
 
     return parts
@@ -96,10 +97,6 @@ def rsub(a: Parts, b: Parts, alpha: Parts) -> Parts:
     return _sum("sub")(b, a, alpha)
 
 
-def _is_one(z: Parts) -> bool:
-    return all(isinstance(e, Const) and e.value == v for e, v in zip(z, (1, 0), strict=True))
-
-
 @elementwise("aten.abs.default")
 def magnitude(z: Parts) -> Expr:
     return op("hypot", z[0], z[1])
@@ -112,8 +109,13 @@ def angle(z: Parts) -> Expr:
 
 @elementwise("aten.exp.default")
 def exp(z: Parts) -> Parts:
-    size = op("exp", z[0])
-    return op("mul", size, op("cos", z[1])), op("mul", size, op("sin", z[1]))
+    """Of infinite parts as the C library has it: no direction turns an infinite or no length into NaN, and the real axis stays real."""
+    size, zero = op("exp", z[0]), Const(z[1].dtype, 0.0)
+    lost = op("or", op("isnan", z[1]), op("isinf", z[1]))
+    no_length = op("and", lost, op("eq", z[0], Const(z[0].dtype, -math.inf)))
+    re = select(op("and", lost, op("isinf", z[0])), size, op("mul", size, op("cos", z[1])))
+    im = select(no_length, zero, op("mul", size, op("sin", z[1])))
+    return re, select(op("eq", z[1], zero), z[1], im)
 
 
 @elementwise("aten.polar.default")
@@ -156,7 +158,13 @@ def sum_of(cx: Builder, z: Any, dims: Any = None, keep: bool = False, dtype: Any
 
     def part_of(r: Ref) -> Ref:
         at = total(cx, how, lambda i: cast(r.load(i), acc), acc)
-        return cx.stage(lambda i: cast(op("div", at(i), cast(how.count, acc)) if is_mean else at(i), part), cx.shape, part)
+        return cx.stage(lambda i: cast(at(i), part), cx.shape, part)
 
-    return Pair(cx.dtype, part_of(pair.re), part_of(pair.im))
+    re, im = part_of(pair.re), part_of(pair.im)
+    if not is_mean:
+        return Pair(cx.dtype, re, im)
 
+    def mean(i: Index) -> Parts:
+        return div((re.at(i), im.at(i)), (cast(how.count, part), Const(part, 0.0)))
+
+    return Pair(cx.dtype, Ref(part, cx.shape, lambda i: mean(i)[0]), Ref(part, cx.shape, lambda i: mean(i)[1]))
