@@ -371,20 +371,23 @@ def select(cond: Expr, a: Expr, b: Expr) -> Expr:
 def substitute(e: Expr, table: dict[Expr, Expr]) -> Expr:
     """Replace leaves or whole nodes found in `table`, rebuilding (and re-simplifying) what contains them. What a Fold binds is its own:
     a value that is read at a place which it tells itself holds a Fold inside of the same Fold."""
-    done = dict(table)
+    return _substituted(e, table, dict(table)) if table else e
 
-    def walk(node: Expr) -> Expr:
-        new = done.get(node)
-        if new is None:
-            args = [walk(a) for a in node.args]
-            if isinstance(node, Fold) and not table.keys().isdisjoint(own := node.bound()):
-                inside = {k: v for k, v in table.items() if k not in own}
-                first = len(node.axes) + len(node.init)
-                args[first:] = [substitute(a, inside) for a in node.args[first:]]
-            new = done[node] = node.rebuild(tuple(args)) if args else node
-        return new
 
-    return walk(e)
+def _substituted(node: Expr, table: dict[Expr, Expr], done: dict[Expr, Expr]) -> Expr:
+    """Not a function inside of the other one: that would be a cycle for each call, and looking for those takes a tenth of a compilation."""
+    new = done.get(node)
+    if new is None:
+        args = []
+        for a in node.args:
+            known = done.get(a)
+            args.append(known if known is not None else _substituted(a, table, done) if a.args else a)
+        if isinstance(node, Fold) and not table.keys().isdisjoint(own := node.bound()):
+            inside = {k: v for k, v in table.items() if k not in own}
+            first = len(node.axes) + len(node.init)
+            args[first:] = [substitute(a, inside) for a in node.args[first:]]
+        new = done[node] = node.rebuild(tuple(args))
+    return new
 
 
 def walk(*roots: Expr) -> Iterator[Expr]:

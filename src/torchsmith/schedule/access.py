@@ -118,14 +118,31 @@ def flat(layout: Layout, index: tuple[Expr, ...]) -> Linear:
 
 def collect(roots: Iterable[Expr], stores: Iterable[StoreStmt], buffers: Mapping[str, Buffer]) -> Accesses:
     """Accesses of value expressions and of stores (whose indices, values and masks are among the roots' concerns too)."""
-    out = Accesses()
-    seen: set[Expr] = set()
+    found = _Collector(buffers)
+    for r in roots:
+        found.visit(r)
+    for s in stores:
+        found.address(s.buf, s.index, True, buffers[s.buf].dtype)
+        found.visit(s.value)
+        if s.mask is not None:
+            found.visit(s.mask)
+    return found.out
 
-    def address(buf: str, index: tuple[Expr, ...], store: bool, dtype: dt.DType) -> None:
-        layout = buffers[buf].layout
+
+class _Collector:
+    """No functions inside of `collect`, which call each other: they and all that they hold would be a cycle for each call."""
+
+    __slots__ = ("buffers", "out", "seen")
+
+    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
+        self.buffers, self.out, self.seen = buffers, Accesses(), set[Expr]()
+
+    def address(self, buf: str, index: tuple[Expr, ...], store: bool, dtype: dt.DType) -> None:
+        layout = self.buffers[buf].layout
         assert layout is not None
         if not layout.pad and not layout.splits:  # in a dimension of size 1 the only index is 0: nothing steps through it
-            index = tuple(const(0) if const_of(n) == 1 and is_plain(i) else i for n, i in zip(buffers[buf].shape, index, strict=True))
+            sizes = self.buffers[buf].shape
+            index = tuple(const(0) if const_of(n) == 1 and is_plain(i) else i for n, i in zip(sizes, index, strict=True))
         lin = flat(layout, index)
         coefs: dict[Axis, Expr] = {}
         rough: frozenset[Axis] = frozenset()
@@ -134,40 +151,32 @@ def collect(roots: Iterable[Expr], stores: Iterable[StoreStmt], buffers: Mapping
                 coefs[atom] = coef
             else:
                 rough |= free_axes(atom)
-                nested(atom)
-        out.impure.update(rough)
-        out.items.append(Access(buf, coefs, rough, store, dtype.itemsize))
+                self.nested(atom)
+        self.out.impure.update(rough)
+        self.out.items.append(Access(buf, coefs, rough, store, dtype.itemsize))
 
-    def nested(e: Expr) -> None:  # Loads inside an address
+    def nested(self, e: Expr) -> None:
+        """Loads inside an address."""
         if isinstance(e, Load):
-            visit(e)
+            self.visit(e)
         else:
             for a in e.args:
-                nested(a)
+                self.nested(a)
 
-    def visit(e: Expr) -> None:
-        if e in seen:
+    def visit(self, e: Expr) -> None:
+        if e in self.seen:
             return
-        seen.add(e)
+        self.seen.add(e)
         if isinstance(e, Axis):
-            out.impure.add(e)
+            self.out.impure.add(e)
         elif isinstance(e, Load):
-            address(e.buf, e.index, False, e.dtype)
+            self.address(e.buf, e.index, False, e.dtype)
             if e.mask is not None and e.other is not None:
-                visit(e.mask)
-                visit(e.other)
+                self.visit(e.mask)
+                self.visit(e.other)
         else:
             for a in e.args:
-                visit(a)
-
-    for r in roots:
-        visit(r)
-    for s in stores:
-        address(s.buf, s.index, True, buffers[s.buf].dtype)
-        visit(s.value)
-        if s.mask is not None:
-            visit(s.mask)
-    return out
+                self.visit(a)
 
 
 def chains(axes: list[tuple[Axis, Expr]], accesses: Accesses) -> list[list[tuple[Axis, Expr]]]:

@@ -74,7 +74,7 @@ def roots_of(buffers: Mapping[str, Buffer]) -> dict[str, str]:
 
 def rooted(names: frozenset[str], roots: Mapping[str, str]) -> frozenset[str]:
     """The storages behind `names`."""
-    return frozenset(roots.get(n, n) for n in names) if roots else names
+    return names if roots.keys().isdisjoint(names) else frozenset(roots.get(n, n) for n in names)
 
 
 def pinned(program: Program) -> set[str]:
