@@ -12,6 +12,7 @@ from capture_programs import PROGRAMS
 from capturing import Run, same
 
 import torchsmith
+from torchsmith.events import recording
 
 
 @pytest.mark.parametrize(("fn", "args", "kwargs"), PROGRAMS)
@@ -201,3 +202,73 @@ def test_what_a_list_from_outside_holds_is_looked_at(statement):
         ours, twin = [1, 2], [1, 2]
         got, want = compiled(ours, list(b)), space["f"](twin, list(b))
         assert (type(got), str(got), ours) == (type(want), str(want), twin)
+
+
+class Tail(BaseException):
+    """No Exception: packages of generators pass calls along so."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __str__(self):
+        raise AssertionError("a text that the program did not ask for")
+
+
+def down(x, n):
+    if n % 2:
+        raise Tail(down(x.sin(), n - 1))
+    if n:
+        try:
+            y = yield down(x.cos(), n - 1)
+        except Tail as t:
+            y = t.value * 2
+        if n == 4:
+            raise Tail(y)
+        return y + 1
+    return x
+
+
+def bounced(x):
+    stack, result, thrown = [down(x, 6)], None, None
+    while stack:
+        try:
+            if thrown is not None:
+                stack.append(stack[-1].throw(thrown))
+            else:
+                stack.append(next(stack[-1]) if result is None else stack[-1].send(result))
+            result = thrown = None
+        except StopIteration as end:
+            stack.pop()
+            result, thrown = end.value, None
+        except Tail as t:
+            if isinstance(t.value, torch.Tensor):
+                stack.pop()
+                result, thrown = None, t
+            else:
+                stack[-1], result, thrown = t.value, None, None
+    return result
+
+
+def test_exceptions_that_are_no_exception_go_through_generators():
+    x = torch.randn(3)
+    same(Run(bounced, x)(x), bounced(x))
+
+    def thrown_before_it_begins(x):
+        for what in (Tail(x + 1), KeyboardInterrupt):
+            try:
+                down(x, 2).throw(what)
+            except (Tail, KeyboardInterrupt) as e:
+                x = x * 2 + getattr(e, "value", 5)
+        return x
+
+    same(Run(thrown_before_it_begins, x)(x), thrown_before_it_begins(x))
+
+
+def test_an_exception_that_leaves_and_holds_a_tensor_is_not_made_a_text():
+    def fn(x):
+        raise Tail(x + 1)
+
+    with recording() as seen, pytest.raises(Tail) as got:
+        torchsmith.compile(fn, backend="eager")(torch.ones(2))
+    assert torch.equal(got.value.value, torch.full((2,), 2.0))
+    assert "API005" not in [e.fields.get("code") for e in seen if e.kind == "fallback"]

@@ -40,6 +40,13 @@ class Raised(Exception):
         self.exc = exc
 
 
+def saying(exc: BaseException) -> str:
+    """Its class, and its text where that is of plain values: else the program's __str__ would run, on tensors that have no values."""
+    cls = type(exc)
+    told = not isinstance(cls.__str__, types.FunctionType) and all(type(a) in SCALARS for a in exc.args)
+    return f"{cls.__name__}: {exc}" if told else cls.__name__
+
+
 def find(m: Machine, cls: type, name: str) -> Any:
     """Lookup along the mro, without binding."""
     key = (cls, name)

@@ -39,7 +39,7 @@ from . import (
 from . import attributes as at
 from . import protocols as pr
 from .asked import Asked
-from .attributes import Raised
+from .attributes import Raised, saying
 from .bytecode import VERSION
 from .frame import Frame, bind, drive
 from .gradients import Gradients
@@ -395,7 +395,7 @@ class Machine:
     def take(self, exc: BaseException) -> None:
         """A handler of the program is going to see this exception: it has to be the program's own, not one about our stand-ins."""
         if id(exc) in self.suspects:
-            raise Unsupported("CAP006", at=self.raised_at or self.loc(), detail=f"{type(exc).__name__}: {exc}")
+            raise Unsupported("CAP006", at=self.raised_at or self.loc(), detail=saying(exc))
 
     def symbolic(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Arithmetic on symbolic sizes. A quotient's divisor is not zero in any call: there Python raises."""

@@ -207,7 +207,9 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
         return _itself(m, fn(*args, **kwargs))
     except (Unsupported, Raised):
         raise
-    except (Exception, GeneratorExit, SystemExit) as e:  # the program's exception: a handler of the program may take it
+    except BaseException as e:  # the program's exception: a handler of the program may take it
+        if not isinstance(e, (Exception, GeneratorExit, SystemExit)) and id(e) not in m.told and not any(a is e or a is type(e) for a in args):
+            raise  # an interrupt, or a signal of ours
         if any(map(_holds_symbols, (*args, *kwargs.values()))):  # or the symbol's: it cannot be hashed, for one
             args = [with_numbers(m, a) for a in args]
             return native(m, fn, args, {k: with_numbers(m, v) for k, v in kwargs.items()}, plain, store)

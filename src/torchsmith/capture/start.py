@@ -15,7 +15,7 @@ from typing import Any
 from ..codes import Unsupported
 from . import assemble, finish, iterators, overrides, torch_rows
 from .asked import FIRST, Asked
-from .attributes import Raised
+from .attributes import Raised, saying
 from .captured import Captured
 from .frame import STOP, Frame, bind
 from .guards import global_state
@@ -87,8 +87,7 @@ def _capture(
                 result = torch_rows.AFTER[fn](m, result, *given_values)
             return close(m, result)
         except Raised as r:
-            detail = f"{type(r.exc).__name__}: {r.exc}"
-            why = Unsupported("CAP006", at=m.raised_at, detail=detail)
+            why = Unsupported("CAP006", at=m.raised_at, detail=saying(r.exc))
             why.step = frame.steps - 1 if frame is not None else -1
             raise why from r.exc
         except Unsupported as why:
