@@ -286,7 +286,12 @@ def write_beside_the_host(x, w, rows):
     return torch.ones(3), w[rows[:2]] * x[0, 0]
 
 
-@pytest.mark.parametrize("fn", [take_rows_of_a_moved_batch, write_beside_the_host])
+def rows_that_the_device_tells(x, w, rows):
+    batch = x.to("cuda:0")
+    return w[batch[:, 0] > 0], batch.nonzero(), rows * 2
+
+
+@pytest.mark.parametrize("fn", [take_rows_of_a_moved_batch, write_beside_the_host, rows_that_the_device_tells])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_hosts_part_is_taken_out(fn, dynamic):
     """What is left is on the device alone; both together give what eager gives."""

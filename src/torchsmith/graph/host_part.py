@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..ir.expr import Expr, walk
 from ..ir.nested import leaves
 from .eager import eager_callable, symbol_values, view_of
 from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, TensorSpec, ViewOutput
@@ -61,6 +62,12 @@ class HostPart:
         return inputs[out.index] if isinstance(out, InputOutput) else next(fresh)
 
 
+def _sizes(node: fx.Node) -> list[Expr]:
+    """The sizes in a node's results and arguments."""
+    given = [v for v in leaves((node.args, tuple(node.kwargs.values()), node.meta.get("spec"))) if isinstance(v, Expr)]
+    return given + [e for s in _specs(node) for e in (*s.shape, *s.strides)]
+
+
 def _is_array(node: fx.Node) -> bool:
     return any(s.device == HOST and s.shape for s in _specs(node))
 
@@ -75,7 +82,7 @@ def take_out(fg: FunctionalGraph) -> HostPart | None:
     places = {n: {s.device for s in _specs(n)} for n in fg.graph.nodes}
     places |= {n: {s.device} if isinstance(s, TensorSpec) else set() for n, s in inputs.items()}
     devices = set().union(*places.values()) - {HOST}
-    if len(devices) != 1 or any(s.origin == ("bound",) for s in fg.symbols):
+    if len(devices) != 1:
         return None
     (device,) = devices
     host = {n for n in inputs if places[n] == {HOST}}
@@ -89,6 +96,9 @@ def take_out(fg: FunctionalGraph) -> HostPart | None:
         before.append(node)
         if places[node] == {HOST}:  # else it is what moves to the device
             host.add(node)
+    told = {s.sym for s in fg.symbols if s.origin == ("bound",)}
+    if told and any(not told.isdisjoint(walk(*_sizes(n))) for n in before):
+        return None  # running tells a size
     return _cut(fg, device, inputs, places, before)
 
 
@@ -108,7 +118,8 @@ def _cut(
     left = [n for n in fg.graph.nodes if n.op == "call_function" and n not in taken]
     used = {m for n in left for m in n.all_input_nodes}
     crossing = [n for n in (*placeholders, *before) if n in used and (n in arrays or n in taken)]
-    if any((n in arrays or _is_array(n)) and m.target not in TAKES_ARRAYS for m in left for n in m.all_input_nodes if n in crossing):
+    are_arrays = {n for n in crossing if n in arrays or _is_array(n)}
+    if any(m.target not in TAKES_ARRAYS and not are_arrays.isdisjoint(m.all_input_nodes) for m in left):
         return None  # eager refuses it
     if not left or any(len(_specs(n)) != 1 or not isinstance(n.meta["spec"], TensorSpec) for n in crossing if n in taken):
         return None
