@@ -203,6 +203,18 @@ def test_few_results_of_much(monkeypatch):
     check_triton(lambda x: x.sum(0), rows(300, 70), rtol=1e-4, atol=1e-4)
 
 
+def test_short_sums_of_many_elements_are_no_loop_of_few_programs():
+    """The gradients of a ViT's positions and of its first token share what they read, but 48 programs would write out 16 loads for each of
+    2048 elements: Triton took 3.2 CPU s for that kernel, and takes 0.1 for most."""
+
+    def fn(x: torch.Tensor, positions: torch.Tensor, token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return positions * 0.9 + x.sum(0), token * 0.9 + x[:, 0].sum(0)
+
+    kernels = scheduled_of(fn, (rows(16, 197, 384), rows(197, 384), rows(384)))[0].body
+    assert [len(k.tiles) for k in kernels if isinstance(k, Kernel)] == [1, 1]
+    check_triton(fn, rows(4, 5, 24), rows(5, 24), rows(24))
+
+
 def test_what_a_row_needs_is_not_computed_for_each_element():
     """A norm of columns behind a norm of rows: nothing is summed inside of a sum."""
 

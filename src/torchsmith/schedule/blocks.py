@@ -127,7 +127,8 @@ class BlockGrouper(Grouper):
             return not any(inner) and len(outer) == len(g.outer) and len(folding) == 1
         if not any(inner) and len(outer) == len(g.outer):
             return True
-        if any(self.is_deep(m, kept) for m in joined):
+        longest = max(self.trips_inside(m, kept) for m in joined)
+        if longest > SHORT:
             return False
         if not any(isinstance(e, Fold) for m in joined for e in walk(*deps.stage_exprs(m))):
             return False  # elements and what is broadcast to them: an inner loop would only take programs away
@@ -137,8 +138,11 @@ class BlockGrouper(Grouper):
         if len(lengths) > 1 and total > 16 * self.weights.registers:
             return False  # what the first loop stores the second computes anew, and reads none of it
         least = SECTOR // 4
-        if pow2(widest) * least > self.weights.registers // 2 and any(self.strided(m, kept) for m in joined):
-            rows //= least  # one program has that many columns, and walks them in steps
+        strided = any(self.strided(m, kept) for m in joined)
+        walked = pow2(widest) * least > self.weights.registers // 2
+        if strided and (walked or longest):  # one program has that many columns
+            rows //= least
+        if strided and walked:  # in steps
             if rows < self.weights.processors // 4:
                 return False
             if rows < 2 * self.weights.processors and total > WALKED * self.weights.registers:
@@ -160,10 +164,12 @@ class BlockGrouper(Grouper):
         beside = {x for x in deps.stage_loads(s) if x.buf in written and not all(isinstance(i, Axis | Const) for i in x.index)}
         return sum(numel(extents[a] for a in free_axes(x) - own if a in extents) for x in beside)
 
-    def is_deep(self, m: Stage, kept: set[Axis]) -> bool:
-        """Would a long Fold run once for each step of an inner loop? Whoever reads its value would compute it again, too."""
+    def trips_inside(self, m: Stage, kept: set[Axis]) -> int:
+        """How long a Fold would run once for each step of an inner loop: a short one is written out for each. Whoever reads the value of a
+        long one would compute it again, too."""
         folds = [f for f in walk(*deps.stage_exprs(m)) if isinstance(f, Fold)]
-        return any(not free_axes(f) <= kept and numel(f.extents) > SHORT for f in folds if free_axes(f) & {a for a, _ in m.axes})
+        inside = (f for f in folds if free_axes(f) & {a for a, _ in m.axes} and not free_axes(f) <= kept)
+        return max((numel(f.extents) for f in inside), default=0)
 
 
 # ---------------------------------------------------------------- one group
