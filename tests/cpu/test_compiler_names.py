@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import inspect
 import json
 import pickle
@@ -568,6 +569,16 @@ def test_a_compiled_function_is_saved_as_a_package(tmp_path):
         torchsmith.compile(torch.nn.Linear(4, 4).forward).aot_compile(((x,), {}))
     with pytest.raises(RuntimeError, match="inductor"):
         eager(fn).aot_compile(((x, y), {}))
+
+
+def test_a_compiled_function_takes_its_folder_along(recwarn):
+    compiled = torchsmith.compile(lambda x: x + 1).aot_compile(((X,), {}))
+    folder = compiled._package.parent
+    assert folder.is_dir()
+    del compiled
+    gc.collect()
+    assert not folder.exists()
+    assert not [w for w in recwarn if issubclass(w.category, ResourceWarning) and str(folder) in str(w.message)]
 
 
 def test_a_trace_is_lines_that_programs_read(tmp_path, monkeypatch, capsys):

@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,14 @@ class CompiledFunction:
 
     def __init__(self, write: Callable[[Path], object], name: str = "the package") -> None:
         """write: puts the package at the path that it is given. name: what messages call it."""
-        self._folder = tempfile.TemporaryDirectory(prefix="torchsmith-aot-")
-        self._package = Path(self._folder.name) / "function.pt2"
+        folder = tempfile.TemporaryDirectory(prefix="torchsmith-aot-")
+        weakref.finalize(self, folder.cleanup)  # by itself it would go with a ResourceWarning
+        self._package = Path(folder.name) / "function.pt2"
         try:
             write(self._package)
             self._model = load_package(self._package)
-        except BaseException as error:
-            self._folder.cleanup()
-            if isinstance(error, PackageError):
-                raise PackageError(str(error).replace(str(self._package), name), error.status) from None
-            raise
+        except PackageError as error:
+            raise PackageError(str(error).replace(str(self._package), name), error.status) from None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._model(*args, **kwargs)
