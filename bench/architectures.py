@@ -49,7 +49,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import torch  # noqa: E402
-from doubles import Run, difference, leaves, size_of, wrong  # noqa: E402
+from doubles import Run, difference, floats, leaves, size_of, wrong  # noqa: E402
 from suites.harness import about  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
@@ -485,7 +485,7 @@ def asks(model: torch.nn.Module, kwargs: dict[str, Any], run: Run, want: Any) ->
 
 def is_random(again: Any, want: Any) -> bool:
     """More than an order of additions explains."""
-    scale = max((size_of(x) for _, x in leaves(want) if isinstance(x, torch.Tensor)), default=0.0)
+    scale = max(map(size_of, floats(want).values()), default=0.0)
     return bool(difference(again, want, 5e-2, 5e-2 * scale))
 
 

@@ -135,7 +135,7 @@ static Node *node_new(Graph *g, Function *f, unsigned grid, unsigned block, unsi
   return g->last = n;
 }
 static void run(Function *f, unsigned grid, uint64_t *words) {
-  void *params[MOST];
+  void *params[f->n + 1];
   for (int i = 0; i < f->n; i++) params[i] = &words[i];
   f->run(params, grid);
 }
@@ -151,7 +151,7 @@ static int launch(void *kernel, unsigned gx, unsigned bx, unsigned shared, void 
     if (early && before) before->early = n->early = 1;
     return OK;
   }
-  uint64_t words[MOST];
+  uint64_t words[f->n + 1];
   for (int i = 0; i < f->n; i++) memcpy(&words[i], params[i], 8);
   run(f, gx, words);
   return OK;
@@ -327,7 +327,7 @@ static void multiply(void **p, unsigned grid) {
 }
 static Function multiply_function = {multiply, M_WORDS, 0, "multiply"};
 static int queue(Function *f, int64_t *words) {
-  void *params[MOST];
+  void *params[f->n + 1];
   for (int i = 0; i < f->n; i++) params[i] = &words[i];
   Stream *s = stream_of(current_stream);
   if (s->capturing) node_new(s->into, f, 1, 32, 0, params)->linked = 1;

@@ -56,6 +56,15 @@ def test_one_kernel_is_a_record_for_all_sizes(fake: ctypes.CDLL) -> None:
     assert (calls("cuGraphLaunch"), calls("cuLaunchKernel")) == (4 * 2 - 1 + 4 * 2, 1 + 4 * 2)
 
 
+def test_a_kernel_of_a_hundred_tensors(fake: ctypes.CDLL) -> None:
+    """As gradients have them that meet in one kernel; on a device 4 KB of parameters are allowed."""
+    tensors = [torch.randn(3) for _ in range(99)]
+    f = compiled(lambda *xs: [x.sin() for x in xs])
+    for _ in range(3):
+        torch.testing.assert_close(f(*tensors), [x.sin() for x in tensors])
+    assert 0 < fake.fake_calls(b"cuLibraryLoadData") < 4
+
+
 def test_recorded_at_second_sighting(fake: ctypes.CDLL) -> None:
     f = compiled(three)
     kept = []
