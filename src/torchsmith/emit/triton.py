@@ -476,16 +476,16 @@ def taken(body: Iterable[Stmt]) -> Iterator[Stmt]:
 def beside_folds(roots: Iterable[Expr]) -> list[Load]:
     """The Loads that no Fold holds, each once, those in indices first."""
     seen: dict[Expr, None] = {}
-
-    def go(e: Expr) -> None:
-        if e not in seen and not isinstance(e, Fold):
-            for a in e.args:
-                go(a)
-            seen[e] = None
-
     for e in roots:
-        go(e)
+        _see(e, seen)
     return [e for e in seen if isinstance(e, Load)]
+
+
+def _see(e: Expr, seen: dict[Expr, None]) -> None:
+    if e not in seen and not isinstance(e, Fold):
+        for a in e.args:
+            _see(a, seen)
+        seen[e] = None
 
 
 def is_literal(text: str) -> bool:

@@ -390,6 +390,15 @@ def _substituted(node: Expr, table: dict[Expr, Expr], done: dict[Expr, Expr]) ->
     return new
 
 
+def rewrite(e: Expr, change: Callable[[Expr], Expr], memo: dict[Expr, Expr]) -> Expr:
+    """`e` with every node replaced by what `change` makes of it, children first. `memo` is of this `change` alone."""
+    done = memo.get(e)
+    if done is None:
+        new = e.rebuild(tuple([rewrite(a, change, memo) for a in e.args])) if e.args else e
+        done = memo[e] = change(new)
+    return done
+
+
 def walk(*roots: Expr) -> Iterator[Expr]:
     """Every distinct node under `roots`, children first."""
     if len(roots) == 1:

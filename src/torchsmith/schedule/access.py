@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ..ir import dtype as dt
 from ..ir import memo
 from ..ir.bounds import Interval, Ranges, simplify_index
-from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op, walk
+from ..ir.expr import Axis, Const, Expr, Fold, Load, Op, const, op, rewrite, walk
 from ..ir.kernel import StoreStmt
 from ..ir.linear import Linear, const_of, linear
 from ..ir.program import Buffer, Layout
@@ -242,12 +242,6 @@ def splits(axes: Iterable[tuple[Axis, Expr]], roots: Iterable[Expr]) -> dict[Axi
     return out
 
 
-def map_folds(e: Expr, fn: object, memo: dict[Expr, Expr]) -> Expr:
+def map_folds(e: Expr, fn: Callable[[Fold], Expr], memo: dict[Expr, Expr]) -> Expr:
     """Rebuild `e` with every Fold (innermost first) replaced by fn(fold)."""
-    done = memo.get(e)
-    if done is None:
-        out = e.rebuild(tuple(map_folds(a, fn, memo) for a in e.args)) if e.args else e
-        if isinstance(out, Fold):
-            out = fn(out)  # type: ignore[operator]
-        done = memo[e] = out
-    return done
+    return rewrite(e, lambda x: fn(x) if isinstance(x, Fold) else x, memo)

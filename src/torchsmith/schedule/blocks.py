@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ..ir import dtype as dt
-from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Var, const, convert, op, select, substitute, walk
+from ..ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, Var, const, convert, op, rewrite, select, substitute, walk
 from ..ir.kernel import Kernel, Let, Loop, Require, Scheduled, Stmt, StoreStmt, Tile
 from ..ir.linear import const_of
 from ..ir.program import Buffer, Check, Cond, Element, Program, Repeat, Stage, Store
@@ -190,13 +190,7 @@ def forward(d: Draft) -> None:
         return select(load.mask, guard(value, load.mask, moved), load.other)  # what does not move was loaded for the store, in range
 
     def go(e: Expr) -> Expr:
-        done = memo.get(e)
-        if done is None:
-            done = e.rebuild(tuple(go(a) for a in e.args)) if e.args else e
-            if isinstance(done, Load) and done.buf in stored:
-                done = value_at(done)
-            memo[e] = done
-        return done
+        return rewrite(e, lambda x: value_at(x) if isinstance(x, Load) and x.buf in stored else x, memo)
 
     seq: list[Let | Nest] = []
     for item in d.seq:

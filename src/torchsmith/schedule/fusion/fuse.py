@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from ...ir import dtype as dt
 from ...ir import memo
-from ...ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, const, op, select, substitute, walk
+from ...ir.expr import Axis, Cast, Const, Expr, Fold, Load, Op, const, op, rewrite, select, substitute, walk
 from ...ir.linear import const_of, linear
 from ...ir.program import Element, Program, Stage, Store
 from ...options import Options
@@ -263,13 +263,7 @@ def inline(producer: Stage, consumer: Stage) -> Stage:
     memo: dict[Expr, Expr] = {}
 
     def go(e: Expr) -> Expr:
-        done = memo.get(e)
-        if done is None:
-            out = e.rebuild(tuple(go(a) for a in e.args)) if e.args else e
-            if isinstance(out, Load) and out.buf == buf:
-                out = inline_value(producer, out)
-            done = memo[e] = out
-        return done
+        return rewrite(e, lambda x: inline_value(producer, x) if isinstance(x, Load) and x.buf == buf else x, memo)
 
     stores = tuple(
         replace(s, index=tuple(go(i) for i in s.index), value=go(s.value), mask=None if s.mask is None else go(s.mask))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...ir import dtype as dt
-from ...ir.expr import Axis, Expr, Fold, Load, Var, select, substitute, walk
+from ...ir.expr import Axis, Expr, Fold, Load, Var, rewrite, select, substitute, walk
 from ...ir.kernel import Let, StoreStmt
 from ...ir.program import Buffer
 from .. import deps
@@ -98,19 +98,14 @@ class Drafter:
 
     def forward(self, e: Expr) -> Expr:
         """Loads of what is a scalar of this outer iteration become its variable."""
-        memo: dict[Expr, Expr] = {}
 
-        def go(x: Expr) -> Expr:
-            done = memo.get(x)
-            if done is None:
-                done = x.rebuild(tuple(go(a) for a in x.args)) if x.args else x
-                if isinstance(done, Load) and done.buf in self.scalars:
-                    var = self.scalars[done.buf][1]
-                    done = var if done.mask is None or done.other is None else select(done.mask, var, done.other)
-                memo[x] = done
-            return done
+        def change(x: Expr) -> Expr:
+            if not isinstance(x, Load) or x.buf not in self.scalars:
+                return x
+            var = self.scalars[x.buf][1]
+            return var if x.mask is None or x.other is None else select(x.mask, var, x.other)
 
-        return go(e)
+        return rewrite(e, change, {})
 
     def store(self, buf: str, index: tuple[Expr, ...], axes: tuple[Axis | None, ...], value: Expr, inner: list[tuple[Axis, Expr]]) -> None:
         seq = self.draft.seq
