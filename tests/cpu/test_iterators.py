@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import io
 import itertools
@@ -173,3 +174,149 @@ def test_a_loop_over_modules_goes_on_behind_a_break(kind, breaks, at_most):
             same(compiled(X), net(X))
     assert text.getvalue() == "False\n" * 4 * len(breaks)
     assert len(graphs) <= at_most
+
+
+# ---------------------------------------------------------------- what Python asks of an iterable
+
+
+class Asked:
+    """Writes down what it is asked; `says` tells how it answers to the question for its length."""
+
+    def __init__(self, says: str) -> None:
+        self.says, self.asked = says, []
+
+    def __iter__(self):
+        self.asked.append("iter")
+        return iter(["1", "2"])
+
+    def answer(self, name: str):
+        self.asked.append(name)
+        if self.says in ("TypeError", "ValueError"):
+            raise getattr(builtins, self.says)(name)
+        return {"negative": -1, "nothing": NotImplemented, "text": "2"}.get(self.says, 2)
+
+
+class Long(Asked):
+    def __len__(self):
+        return self.answer("len")
+
+
+class Hinted(Asked):
+    def __length_hint__(self):
+        return self.answer("hint")
+
+
+class Both(Long, Hinted):
+    pass
+
+
+class Again:
+    """An iterator that begins anew whenever it is asked for its iterator, and goes on behind its end."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self):
+        self.at = 0
+        return self
+
+    def __next__(self):
+        self.at += 1
+        if self.at in (4, 7):
+            raise StopIteration
+        return self.at
+
+
+def given(*args: Any) -> Any:
+    return args
+
+
+def first_and_others(them: Any) -> Any:
+    a, *b = them
+    return a, b
+
+
+def pair(them: Any) -> Any:
+    a, b = them
+    return a, b
+
+
+def replaced(them: Any) -> Any:
+    out = [0, 1, 2]
+    out[0:1] = them
+    out += them
+    out.extend(them)
+    return out
+
+
+TAKERS = [list, tuple, sorted, set, lambda v: [*v], lambda v: {*v}, lambda v: given(*v), lambda v: given(0, *v), first_and_others, pair,
+          replaced, "".join, lambda v: list(map(str, v)), dict.fromkeys, lambda v: "1" in v, lambda v: list(zip(v, v, strict=False))]
+ASKED = [Asked, Long, Hinted, Both, lambda says: Again(), lambda says: 5, lambda says: "ab", lambda says: iter("ab")]
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_questions_for_the_length(kind):
+    def taken(x, take, them):
+        try:
+            found = take(them)
+        except Exception as e:
+            found = type(e).__name__, str(e)
+        return x + 1, found, getattr(them, "asked", None), getattr(them, "at", None)
+
+    for says in ("", "TypeError", "ValueError", "negative", "nothing", "text") if isinstance(kind, type) else ("",):
+        for take in TAKERS:
+            compiled = torchsmith.compile(taken, backend="eager", options={"warn_eager": False})
+            assert compiled(X, take, kind(says))[1:] == taken(X, take, kind(says))[1:]
+
+
+@pytest.mark.parametrize("over", [itertools.pairwise, lambda it: zip(it, it, strict=False), enumerate, lambda it: itertools.islice(it, 5)])
+@pytest.mark.parametrize("depth", [1, 2, 6])
+def test_an_iterator_that_asks_for_itself(over, depth):
+    def fn(x):
+        class Inner(Again):
+            def __next__(self):
+                value = super().__next__()
+                if value == depth and walk is not None:
+                    inner.append(next(walk, None))
+                return value
+
+        inner: list[Any] = []
+        walk: Any = None
+        walk = over(Inner())
+        return x + 1, list(walk), list(itertools.islice(walk, 2)), inner
+
+    assert torchsmith.compile(fn, backend="eager", options={"warn_eager": False})(X)[1:] == fn(X)[1:]
+
+
+def test_a_number_that_varies_is_sent_once():
+    def answers(x):
+        got = yield x
+        return got
+
+    def program(x, k):
+        def asked():
+            got = yield from answers(x)
+            yield -1 if got is None else got + 1
+
+        def failing():
+            yield 1
+            raise ValueError(k)
+
+        walk = asked()
+        next(walk)
+        try:
+            total = sum(failing(), k)
+        except ValueError as e:
+            total = -e.args[0]
+        return x * walk.send(k), total
+
+    graphs: list[Any] = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    compiled = torchsmith.compile(program, backend=backend, fullgraph=True)
+    for k in range(2, 8):
+        same(compiled(X, k), program(X, k))
+    assert len(graphs) == 2

@@ -593,6 +593,61 @@ def test_modes_are_counted_without_ours() -> None:
         assert fn(X)[1:] == (1, True)
 
 
+# ---------------------------------------------------------------- attributes of functions, keys of dictionaries
+
+
+def _with_attributes() -> Callable[[Tensor], Any]:
+    def other() -> None:
+        pass
+
+    other.was = 3  # type: ignore[attr-defined]
+
+    def fn(x: Tensor) -> Any:
+        o: Any = other
+        o.calls = getattr(o, "calls", 0) + 1
+        o.__dict__["w"] = o.calls
+        o.u = 1
+        seen = [sorted(o.__dict__), o.w, vars(o)["was"]]
+        o.__dict__.pop("u")
+        o.__dict__.update(q=5)
+        seen += [hasattr(o, "u"), o.q, dict(vars(o))]
+        del o.q
+        return x * o.calls, seen, hasattr(o, "q"), o.__name__
+
+    return fn
+
+
+def test_attributes_of_functions_are_their_dictionary() -> None:
+    agree(_with_attributes, [None, None])
+
+
+@pytest.mark.filterwarnings("ignore:torchsmith")
+def test_keys_are_asked_for_their_hash_as_often_as_in_eager() -> None:
+    def make() -> Callable[[Tensor], Any]:
+        asked: list[Any] = []
+
+        class Key:
+            def __init__(self, v: int) -> None:
+                self.v = v
+
+            def __hash__(self) -> int:
+                asked.append(self.v)
+                return self.v % 2
+
+            def __eq__(self, other: object) -> bool:
+                asked.append((self.v, other.v))  # type: ignore[attr-defined]
+                return self.v == other.v  # type: ignore[attr-defined]
+
+        def fn(x: Tensor) -> Any:
+            named, kept = {Key(0): x, Key(2): x * 2}, {Key(1), Key(3)}
+            print(end="")
+            return x + len(named) + len(kept), Key(0) in named, list(asked)
+
+        return fn
+
+    agree(make)
+
+
 # ---------------------------------------------------------------- what an entry keeps
 
 

@@ -509,18 +509,24 @@ def _class_attr(m: Machine, cls: type, name: str) -> Any:
 
 def _function_attr(m: Machine, fn: Any, name: str) -> Any:
     track = m.world.tracks.get(id(fn))
-    if track is not None and track.attrs and name in track.attrs:
+    if name == "__dict__" and id(fn) not in m.world.fresh_pinned:
+        return m.world.dict_of(m.world.track_pinned(fn))
+    inner = m.world.tracks.get(id(fn.__dict__))
+    if inner is not None and inner.image is not None:  # it was read whole: writes of both kinds are in its image
+        if name in inner.image:
+            return inner.image[name]
+    elif track is not None and track.attrs and name in track.attrs:
         if track.attrs[name] is DELETED:
             raise Raised(_attribute_error(fn, type(fn), name))
         return track.attrs[name]
-    if name in fn.__dict__:
+    elif name in fn.__dict__:
         if id(fn) in m.world.fresh_pinned:
             return fn.__dict__[name]
         return m.world.wrap(fn.__dict__[name], Attr(track.source if track else FixedObject(fn, fn.__qualname__), name, "instance"))
     if find(m, type(fn), name) is MISSING and id(fn) not in m.world.fresh_pinned:
         m.world.guard(track.source if track else FixedObject(fn, fn.__qualname__), "missing", name)
     value = _bound(m, fn, type(fn), name)
-    if name in ("__defaults__", "__kwdefaults__", "__dict__", "__annotations__", "__closure__") and id(fn) not in m.world.fresh_pinned:
+    if name in ("__defaults__", "__kwdefaults__", "__annotations__", "__closure__") and id(fn) not in m.world.fresh_pinned:
         return m.world.wrap(value, Attr(track.source if track else FixedObject(fn, fn.__qualname__), name, "getattr"))
     return value
 

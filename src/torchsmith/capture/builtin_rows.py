@@ -371,7 +371,9 @@ def _collect(cls: type) -> Any:
         given = args[0]
         if cls in (tuple, frozenset) and type(given) is cls:
             return given
-        return m.native(cls, [pr.filling(m, given) if cls in (set, frozenset) else pr.iterate(m, given)], kwargs, plain=True)
+        if cls in (list, tuple) and not kwargs:
+            return pr.as_list(m, given, cls)
+        return m.native(cls, [pr.filling(m, given)], kwargs, plain=True)
 
     return build
 
@@ -382,7 +384,7 @@ for _cls in (list, tuple, set, frozenset):
 
 @row(torch.Size)
 def size_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return m.native(torch.Size, [m.listed(args[0])] if args else [], {}, plain=True)
+    return m.native(torch.Size, [pr.as_list(m, args[0])] if args else [], {}, plain=True)
 
 
 @row(deque)

@@ -70,7 +70,7 @@ def op_CALL_FUNCTION_EX(f: Frame, i: Instr) -> None:
     named = dict(f.machine.mapped(kwargs))
     if any(not issubclass(type(k), str) for k in named):
         raise Raised(TypeError("keywords must be strings"))
-    f.stack.append(f.machine.call(fn, list(f.machine.listed(args)), named))
+    f.stack.append(f.machine.call(fn, pr.as_list(f.machine, args), named))
 
 
 def _annotations(value: Any) -> Any:

@@ -584,7 +584,8 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
     if name == "update" and issubclass(type(self), dict) and args and not issubclass(type(args[0]), dict) and hasattr(type(args[0]), "keys"):
         args = [m.mapped(args[0]), *args[1:]]
     if name in _ITERABLE_FIRST and args and not issubclass(type(self), (str, bytes)):
-        args = [a if issubclass(type(a), (dict, set, frozenset)) or type(a) in SCALARS else pr.snapshot(m, a) for a in args]
+        given = pr.as_list if name == "extend" and issubclass(type(self), list) else pr.snapshot
+        args = [a if issubclass(type(a), (dict, set, frozenset)) or type(a) in SCALARS else given(m, a) for a in args]
         if (
             name == "update"
             and issubclass(type(self), dict)
@@ -594,7 +595,7 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
         ):
             args = [list(map(tuple, map(m.listed, args[0])))]
     elif name == "join" and args and type(args[0]) not in SCALARS:
-        args = [m.listed(args[0])]
+        args = [pr.as_list(m, pr.begin(m, args[0]))]
     elif name == "format" and issubclass(type(self), str) and not all(map(_is_plain_text, (*args, *kwargs.values()))):
         return _formatted(m, self, args, kwargs)
     elif name == "sort" and "key" in kwargs:
@@ -656,7 +657,7 @@ _SAFE_SELF = (
 
 
 def _is_plain_text(value: Any) -> bool:
-    return type(value) in SCALARS or issubclass(type(value), (list, tuple, dict))
+    return type(value) in SCALARS or type(value) in (list, tuple, dict)
 
 
 def _formatted(m: Machine, text: str, args: Args, kwargs: Kwargs) -> str:

@@ -22,6 +22,7 @@ from . import _frame, guards, overrides, resume
 from .guards import Call
 from .source import ITSELF, Attr, FixedObject, Guard, Item, Local, Source, TensorGuard, TensorProperty
 from .state import ConstraintViolation, Installed, RecompileLimitHit, State, family_of, location
+from .world import is_constant
 
 
 def install(d: Any, state: State, fn: types.FunctionType, captured: Any, compiled: Any, name: str, call: Call, point: Callable[..., Any]) -> Any:
@@ -433,7 +434,8 @@ def _sources(source: Source, value: Any, depth: int = 3) -> Iterator[tuple[Sourc
             yield from _sources(Item(source, i), x, depth - 1)
     elif depth and isinstance(value, dict):
         for k, x in dict.items(value):
-            yield from _sources(Item(source, k), x, depth - 1)
+            if is_constant(k):  # the hash of another key may be the program's own
+                yield from _sources(Item(source, k), x, depth - 1)
 
 
 def items(value: list[Any] | tuple[Any, ...]) -> Iterator[Any]:

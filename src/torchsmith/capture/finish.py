@@ -38,6 +38,7 @@ from .arrays import ArrayMethod, ArrayValue
 from .captured import Captured, Finish
 from .floats import is_of_data
 from .protocol import Machine
+from .protocols import Driven
 from .resume import Later, Stop, Unbound, is_data
 from .source import (
     ITSELF,
@@ -239,7 +240,7 @@ class _Builder:
     def _object(self, v: Any) -> str:
         """An instance of a user's class, attribute by attribute."""
         t = type(v)
-        if t in (types.GeneratorType, types.FrameType):
+        if t in (types.GeneratorType, types.FrameType, Driven):
             raise Unsupported("CAP015", at=self.m.loc(), detail=t.__name__)
         base = next((b for b in (OrderedDict, dict, list, set, BaseException, types.SimpleNamespace, *_EXACT) if issubclass(t, b)), object)
         if base in _EXACT and t.__flags__ & 0x200:
@@ -780,7 +781,7 @@ def _can_move(m: Machine, v: Any, depth: int, raised: set[int]) -> bool:
     if t in SCALARS or v is NULL or t is Later or t is ArrayValue or t in SymTypes or id(v) in m.world.tracks or issubclass(t, torch.Tensor):
         return True
     fresh = m.world.fresh_pinned
-    if t is types.GeneratorType or issubclass(t, torch.nn.Module) or id(t) in fresh or (id(v) in fresh and issubclass(t, type)):
+    if t in (types.GeneratorType, Driven) or issubclass(t, torch.nn.Module) or id(t) in fresh or (id(v) in fresh and issubclass(t, type)):
         return False
     if depth == 0:
         return True

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from ..codes import Unsupported
 from ..graph import tracing
-from . import floats, policy
+from . import floats, native, policy
 from . import protocols as pr
 from .attributes import Raised
 from .calls import row
@@ -28,7 +29,8 @@ _cls: Any
 @row(iter)
 def iter_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 2:
-        return m.native(iter, [m.callback(args[0]), args[1]], {}, plain=True)
+        _compared(m, None)(args[1])
+        return m.native(iter, [_compared(m, args[0]), args[1]], {}, plain=True)
     return pr.begin(m, args[0])
 
 
@@ -57,14 +59,22 @@ def _first_iterable(cls: Any) -> Any:
     def build(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         if "iterable" in kwargs:
             kwargs = {**kwargs, "iterable": pr.iterate(m, kwargs["iterable"])}
-        return m.native(cls, [pr.iterate(m, args[0]), *args[1:]] if args else [], kwargs, plain=True)
+        return m.native(cls, [pr.iterate(m, args[0]), *(pr.as_index(m, a) for a in args[1:])] if args else [], kwargs, plain=True)
 
     return build
 
 
 for _cls in (enumerate, itertools.islice, itertools.cycle, itertools.pairwise, itertools.combinations, itertools.permutations,
-             itertools.combinations_with_replacement, itertools.tee, itertools.compress):  # fmt: skip
+             itertools.combinations_with_replacement, itertools.tee):  # fmt: skip
     row(_cls)(_first_iterable(_cls))
+
+
+@row(itertools.compress)
+def compress_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    given = [*args, *(kwargs[name] for name in ("data", "selectors")[len(args) :] if name in kwargs)]
+    if len(given) != 2 or len(args) + len(kwargs) != 2:
+        return m.native(itertools.compress, args, kwargs, plain=True)  # refuses it
+    return itertools.compress(pr.iterate(m, given[0]), map(interpreted(m, bool), pr.iterate(m, given[1])))
 
 
 @row(itertools.chain.from_iterable)
@@ -147,13 +157,32 @@ for _make in (filter, itertools.filterfalse, itertools.takewhile, itertools.drop
 @row(itertools.groupby)
 def groupby_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     key = kwargs.get("key", args[1] if len(args) > 1 else None)
-    return itertools.groupby(pr.iterate(m, args[0]), m.callback(key))
+    return itertools.groupby(pr.iterate(m, args[0]), _compared(m, key))
+
+
+def _compared(m: Machine, fn: Any) -> Any:
+    """As `interpreted`, for what C compares; None gives the item."""
+
+    def run(*args: Any) -> Any:
+        made = args[0] if fn is None else _calling(m, fn, *args)
+        if native.runs_python(made):
+            raise Unsupported("CAP010", at=m.loc(), detail=f"{type(made).__qualname__}.__eq__ called from C")
+        return made
+
+    return policy.of_machine(run, fn)
 
 
 @row(itertools.accumulate)
 def accumulate_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     fn = args[1] if len(args) > 1 else kwargs.get("func")
     return itertools.accumulate(pr.iterate(m, args[0]), interpreted(m, fn or operator.add), initial=kwargs.get("initial"))
+
+
+@row(operator.length_hint)
+def length_hint_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    if args and any(pr.special(m, type(args[0]), name) for name in ("__len__", "__length_hint__")):
+        raise Unsupported("CAP014", at=m.loc(), detail="operator.length_hint of an object that says it in Python")
+    return m.native(operator.length_hint, args, kwargs)
 
 
 @row(functools.reduce)
@@ -302,7 +331,7 @@ def _sorted_items(m: Machine, items: list[Any], kwargs: Kwargs) -> list[Any]:
 
 @row(sorted)
 def sorted_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
-    return _sorted_items(m, m.listed(args[0]), kwargs)
+    return _sorted_items(m, pr.as_list(m, args[0]), kwargs)
 
 
 def _bisecting(fn: Any) -> None:

@@ -49,12 +49,13 @@ def blank(t: type) -> Any:
 
 # methods that copies are made by, and what fills copies of lists and dictionaries
 _OF_COPIES = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "append", "__setitem__")
+_OF_FILLED = ("__iter__", "items", "extend", "update", "add")  # of containers
 
 
 def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
     """copy.copy and copy.deepcopy, by the protocol's parts that Python objects use. memo: the program's own, which it may look into."""
     t = type(obj)
-    if t in SCALARS or is_constant(obj) or issubclass(t, PINNED_TYPES) or issubclass(t, enum.Enum) or (t in (types.MethodType, tuple) and not deep):
+    if t in SCALARS or t in at.NUMBERS or is_constant(obj) or issubclass(t, PINNED_TYPES) or issubclass(t, enum.Enum) or (t in (types.MethodType, tuple) and not deep):
         return obj
     key = identity(m, obj)
     if deep and key in memo:
@@ -71,7 +72,7 @@ def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
         memo[key] = out
         return out
     at.class_guard(m, t, "__new__", at.find(m, t, "__new__"))
-    if issubclass(t, torch.nn.Module) or any(pr.special(m, t, name) for name in _OF_COPIES) or at.is_users(m, t, "__new__"):
+    if issubclass(t, torch.nn.Module) or any(pr.special(m, t, name) for name in (*_OF_COPIES, *(_OF_FILLED if container_base(t) else ()))) or at.is_users(m, t, "__new__"):
         raise Unsupported("CAP011", at=m.loc(), detail=f"a copy of a {t.__name__}")
 
     def part(x: Any) -> Any:
@@ -297,6 +298,8 @@ for _wrap in (reprlib.recursive_repr(), getattr(dataclasses, "_recursive_repr", 
 @row(print)
 def print_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """Printed once the graph has run; only what cannot change until then."""
+    if any(issubclass(type(kwargs.get(k)), str) and type(kwargs[k]) is not str for k in ("sep", "end")):
+        raise Unsupported("CAP016", at=m.loc(), detail="print of more than constants")
     if kwargs.keys() - {"sep", "end", "file", "flush"} or not all(kwargs.get(k) is None or type(kwargs[k]) is str for k in ("sep", "end")):
         return m.native(print, [], {**kwargs, "file": None}, plain=True)  # the exception is its own
     args = [pr.to_str(m, a) if issubclass(type(a), BaseException) else a for a in args]

@@ -41,6 +41,7 @@ from .world import (
 if TYPE_CHECKING:
     from .machine import Machine
 
+_NOTHING = contextlib.nullcontext()
 _OF_KINDS = (TypeError, AttributeError, ValueError, RuntimeError, AssertionError, SystemError, BufferError)  # about what kind a value is
 _VALUES = (int, float, complex, str, bytes, tuple)  # objects of a program's class derived from these are looked into like these
 _TEXT = frozenset({repr, str, format, ascii})
@@ -62,12 +63,19 @@ _FROM_KEYS = (dict.fromkeys, OrderedDict.fromkeys)
 _FILLING = (dict, OrderedDict, defaultdict, dict.update, *_FROM_KEYS)
 
 
-def _runs_python(key: Any) -> bool:
-    """Does finding this key in a dictionary or set call a `__hash__` or `__eq__` in Python?"""
-    if type(key) is tuple:
-        return any(map(_runs_python, key))
+def runs_python(key: Any) -> bool:
+    """Does finding this key in a dictionary or set, or among others, call a `__hash__` or `__eq__` in Python?"""
+    if type(key) in (tuple, list):
+        return any(map(runs_python, key))
     t = type(key)
     return t not in SCALARS and (type(t.__hash__) is types.FunctionType or type(t.__eq__) is types.FunctionType)
+
+
+def _is_index(value: Any) -> bool:
+    """Is this an object that a method in Python makes a number of, or a slice of such?"""
+    if type(value) is slice:
+        return any(map(_is_index, (value.start, value.stop, value.step)))
+    return bool(type(value).__flags__ & 0x200) and hasattr(type(value), "__index__")
 
 
 def _holds_objects(m: Machine, value: Any) -> bool:
@@ -142,7 +150,8 @@ def _holds_symbols(value: Any) -> bool:
 def _contents(container: Any) -> list[Any]:
     if isinstance(container, dict):
         return [*dict.keys(container), *dict.values(container)]
-    return list(container) if isinstance(container, (list, set)) else []
+    base = next((b for b in (list, set) if isinstance(container, b)), None)
+    return [] if base is None else list(base.__iter__(container))  # an `__iter__` of the program is not asked
 
 
 def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], plain: bool = False, store: bool = False) -> Any:
@@ -186,31 +195,30 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
         if not store and _may_write_arguments(fn):
             known = [(m.world.tracks.get(id(a)), a) for a in args]
             lent = [(track, _contents(a)) for track, a in known if track is not None and a is track.image and not track.dirty]
-    else:
-        risky = any(type(a).__flags__ & 0x200 and hasattr(type(a), "__index__") for a in args)  # a number, asked for natively
+    if plain or store:
+        risky = any(map(_is_index, (*args, *kwargs.values())))  # a number, asked for natively
     for key in _keys(fn, args):
         if type(key) not in SCALARS:
             _compared(m, type(key))
             m.world.tell_apart(key)
-            risky = risky or _runs_python(key)
+            risky = risky or runs_python(key)
     facts = m.recorder.facts
     if not store and any(type(a) is torch.SymFloat for a in args):
         args = floats.for_native(m, fn, args)
     spoken, facts.spoken = facts.spoken, True
     try:
-        if tensors:
-            with torch_rows.Recording(m):
-                return fn(*args, **kwargs)
-        if risky:
-            with no_python(m):
-                return _itself(m, fn(*args, **kwargs))
-        return _itself(m, fn(*args, **kwargs))
+        with torch_rows.Recording(m) if tensors else _NOTHING, no_python(m) if risky else _NOTHING:
+            made = fn(*args, **kwargs)
+        return made if tensors else _itself(m, made)
     except (Unsupported, Raised):
         raise
     except BaseException as e:  # the program's exception: a handler of the program may take it
         if not isinstance(e, (Exception, GeneratorExit, SystemExit)) and id(e) not in m.told and not any(a is e or a is type(e) for a in args):
             raise  # an interrupt, or a signal of ours
-        if any(map(_holds_symbols, (*args, *kwargs.values()))):  # or the symbol's: it cannot be hashed, for one
+        given = (*args, *kwargs.values())
+        if any(map(_holds_symbols, given)) and id(e) not in m.told and not isinstance(e, StopIteration):  # or the symbol's: it has no hash, say
+            if any(hasattr(type(a), "__next__") for a in (*given, getattr(fn, "__self__", None))):  # what was taken from it is gone
+                raise Unsupported("CAP006", at=m.loc(), detail=at.saying(e)) from None
             args = [with_numbers(m, a) for a in args]
             return native(m, fn, args, {k: with_numbers(m, v) for k, v in kwargs.items()}, plain, store)
         e.__traceback__ = None
@@ -378,7 +386,9 @@ def _whole_item(m: Machine, x: Any) -> Any:
     image = m.world.image(track)
     found = _whole(m, image)
     before, now = _contents(x), _contents(found)
-    return x if len(before) == len(now) and all(p is q for p, q in zip(before, now, strict=True)) else found
+    if len(before) == len(now) and all(p is q for p, q in zip(before, now, strict=True)):
+        return x
+    return found
 
 
 @functools.cache

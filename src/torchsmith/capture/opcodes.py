@@ -515,14 +515,32 @@ def op_END_SEND(f: Frame, i: Instr) -> None:
 
 @op()
 def op_UNPACK_SEQUENCE(f: Frame, i: Instr) -> None:
-    values = f.machine.unpack(f.stack.pop(), i.arg)
+    values = f.machine.unpack(_unpacked(f), i.arg)
     f.stack += reversed(values)
+
+
+def _unpacked(f: Frame) -> Any:
+    """The value on top, which is an iterable."""
+    value = f.stack.pop()
+    if not pr.has_items(f.machine, value):
+        raise Raised(TypeError(f"cannot unpack non-iterable {at.NUMBERS.get(type(value), type(value)).__name__} object"))
+    return value
 
 
 @op()
 def op_UNPACK_EX(f: Frame, i: Instr) -> None:
-    before, after = i.arg & 255, i.arg >> 8
-    values = f.machine.listed(f.stack.pop())
+    m, before, after, values = f.machine, i.arg & 255, i.arg >> 8, []
+    rest = pr.begin(m, _unpacked(f))
+    for _ in range(before):
+        try:
+            values.append(pr.advance(m, rest))
+        except Raised as r:
+            if not isinstance(r.exc, StopIteration):
+                raise
+            m.take(r.exc)
+            break
+    else:
+        values += pr.as_list(m, rest)  # which asks an iterator in Python for its iterator
     if len(values) < before + after:
         raise Raised(ValueError(f"not enough values to unpack (expected at least {before + after}, got {len(values)})"))
     end = len(values) - after
@@ -609,13 +627,13 @@ def op_MAP_ADD(f: Frame, i: Instr) -> None:
 @op()
 def op_LIST_EXTEND(f: Frame, i: Instr) -> None:
     value = f.stack.pop()
-    values = f.machine.listed(value) if type(value) not in SCALARS else f.machine.native(lambda: [*value], [], {}, plain=True)
+    values = pr.as_list(f.machine, value) if type(value) not in SCALARS else f.machine.native(lambda: [*value], [], {}, plain=True)
     _filled(f, f.stack[-i.arg]).extend(values)
 
 
 @op()
 def op_SET_UPDATE(f: Frame, i: Instr) -> None:
-    values = f.machine.listed(f.stack.pop())
+    values = pr.filling(f.machine, f.stack.pop())
     f.machine.native(set.update, [_filled(f, f.stack[-i.arg]), values], {}, store=True)
 
 

@@ -32,7 +32,7 @@ _PLAIN = SCALARS | set(SymTypes)
 
 def special(m: Machine, t: type, name: str) -> Any:
     """The special method `name` of a class when it is written in Python, else None."""
-    if t in _PLAIN or t in CONTAINERS or t is tuple or t is ArrayValue:
+    if t in _PLAIN or t in CONTAINERS or t is tuple or t is ArrayValue or t is Driven:
         return None
     f = find(m, t, name)
     class_guard(m, t, name, f)
@@ -102,6 +102,44 @@ def truth(m: Machine, value: Any) -> bool:
     return bool(m.native(bool, [value], {}))
 
 
+def as_list(m: Machine, value: Any, cls: Any = list) -> Any:
+    """list(value): behind `__iter__` Python asks a class of the program's how long it is."""
+    it = iterate(m, value)
+    _hint(m, value)
+    return m.native(cls, [it], {}, plain=True)
+
+
+def _hint(m: Machine, value: Any) -> None:
+    """operator.length_hint, which makes room for items: of what a `__len__` or `__length_hint__` says nothing is kept, and a TypeError is none."""
+    t = type(value)
+    asks = special(m, t, "__len__")
+    try:
+        if asks is not None:
+            outcome(m, "__len__", asks, [value])
+        if asks is not None or find(m, t, "__len__") is not MISSING:
+            return
+    except Raised as r:
+        if not isinstance(r.exc, TypeError):
+            raise
+        m.take(r.exc)
+    asks = special(m, t, "__length_hint__")
+    said = NotImplemented
+    try:
+        said = NotImplemented if asks is None else m.call(asks, [value], {})
+    except Raised as r:
+        if not isinstance(r.exc, TypeError):
+            raise
+        m.take(r.exc)
+    if said is not NotImplemented:
+        m.native(operator.length_hint, [type("Said", (), {"__length_hint__": lambda _: said})()], {}, plain=True)  # refuses what is no length
+
+
+def as_index(m: Machine, value: Any) -> Any:
+    """A number for C, which asks an object for its `__index__` and may make another exception of what that raises."""
+    asks = special(m, type(value), "__index__") if type(value).__flags__ & 0x200 and not issubclass(type(value), (int, Tensor)) else None
+    return value if asks is None else outcome(m, "__index__", asks, [value])
+
+
 def snapshot(m: Machine, value: Any) -> Any:
     """What extend() and its like walk through: of a list or deque its items as they are now, for it may be what grows."""
     items = iterate(m, value)
@@ -110,7 +148,8 @@ def snapshot(m: Machine, value: Any) -> Any:
 
 def filling(m: Machine, value: Any) -> Any:
     """What a new set is filled with: of a set or dictionary the order is taken over, and no hash is asked for again."""
-    return _operand(m, value) if type(value) in (set, frozenset, dict) else m.listed(value)
+    t = type(value)
+    return _operand(m, value) if t is dict or issubclass(t, (set, frozenset)) else m.listed(value)
 
 
 # ---------------------------------------------------------------- operators
@@ -159,7 +198,7 @@ def binary(m: Machine, sign: str, a: Any, b: Any) -> Any:
                 m.native(fn, [m.world.change(track), list(iterate(m, b)) if ta is list and sign == "+=" else b], {})
                 return a
             if ta is list and sign == "+=":
-                m.native(list.extend, [a, snapshot(m, b)], {})
+                m.native(list.extend, [a, as_list(m, b)], {})
                 return a
             if hasattr(ta, name) and not issubclass(type(b), Tensor):
                 return m.native(fn, [a, b], {})
@@ -193,13 +232,14 @@ def _dyadic(m: Machine, sign: str, fn: Callable[[Any, Any], Any], name: str, ref
         own = tensor_attrs.users_method(m, a, name) if tensor_a else tensor_attrs.users_method(m, b, reflected) if f is None else None
         if own is not None:
             return m.call(own, [a, b] if tensor_a else [b, a], {})
-        if (f is not None and not tensor_a) or (g is not None and not tensor_b):
+        numbers = tensor_a and issubclass(tb, (int, float, complex))  # which torch takes as such, whatever they say of themselves
+        if (f is not None and not tensor_a) or (g is not None and not tensor_b and not numbers):
             pass
         else:
             return m.record("function", fn, (_operand(m, a), _operand(m, b)), {})
     if f is not None or g is not None:
-        both = issubclass(ta, _VALUES) and issubclass(tb, _VALUES)
-        if both and f is None and ta not in tb.__mro__:
+        both = all(issubclass(t, (*_VALUES, frozenset)) or container_base(t) for t in (ta, tb))
+        if both and f is None and (ta is tb or ta not in tb.__mro__):
             raise Unsupported("CAP014", at=m.loc(), detail=f"{ta.__name__}.{name} beside {tb.__name__}.{reflected}")
         tries = []
         if f is not None and not tensor_a:
@@ -427,9 +467,8 @@ def has_varying(key: Any) -> bool:
 def getitem(m: Machine, obj: Any, key: Any) -> Any:
     """`obj[key]`."""
     t = type(obj)
-    index = special(m, type(key), "__index__") if type(key).__flags__ & 0x200 and not issubclass(type(key), (Tensor, int)) else None
-    if index is not None and (t in (list, tuple, str, range, bytes) or issubclass(t, Tensor)):
-        key = outcome(m, "__index__", index, [key])
+    if t in (list, tuple, str, range, bytes) or (issubclass(t, Tensor) and not hasattr(type(key), "__getitem__")):
+        key = as_index(m, key)
     if issubclass(type(obj), Tensor):
         own = tensor_attrs.users_method(m, obj, "__getitem__")
         if own is not None:
@@ -476,6 +515,8 @@ def getitem(m: Machine, obj: Any, key: Any) -> Any:
 def _item_outside(m: Machine, track: Any, key: Any) -> Any:
     """An item of a container from outside that was not read whole."""
     obj, base = track.obj, container_base(type(track.obj))
+    if base is not None and issubclass(base, dict):
+        key = m.with_numbers(key)
     if base is list and type(key) is int:
         m.world.use(track)
         n = list.__len__(obj)
@@ -529,7 +570,9 @@ def setitem(m: Machine, obj: Any, key: Any, value: Any) -> None:
     if track is not None:
         obj = m.world.change(track)
     if type(key) is slice and issubclass(type(obj), list):
-        value = list(iterate(m, value))  # what it holds is looked at now
+        if not has_items(m, value):
+            raise Raised(TypeError("can only assign an iterable" if key.step in (None, 1) else "must assign iterable to extended slice"))
+        value = as_list(m, begin(m, value))  # what it holds is looked at now
     m.native(operator.setitem, [obj, key, value], {}, store=True)
 
 
@@ -592,16 +635,22 @@ def length(m: Machine, obj: Any) -> Any:
 # ---------------------------------------------------------------- iteration
 
 
-def _drive(m: Machine, obj: Any, step: Any) -> Iterator[Any]:
-    """A real iterator over an object whose __next__ is written in Python."""
-    while True:
+class Driven:
+    """A real iterator over an object whose __next__ is written in Python. As that it may be asked below itself, and again behind its end."""
+
+    __slots__ = ("m", "obj", "step")
+
+    def __init__(self, m: Machine, obj: Any, step: Any) -> None:
+        self.m, self.obj, self.step = m, obj, step
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
         try:
-            value = m.call(step, [obj], {})
+            return self.m.call(self.step, [self.obj], {})
         except Raised as r:
-            if isinstance(r.exc, StopIteration):
-                return
-            raise m.leaving(r.exc) from None
-        yield value
+            raise self.m.leaving(r.exc) from None
 
 
 def _sequence(m: Machine, obj: Any, get: Any) -> Iterator[Any]:
@@ -622,10 +671,16 @@ def iterate(m: Machine, obj: Any) -> Any:
     return driven(m, begin(m, obj))
 
 
+def has_items(m: Machine, value: Any) -> bool:
+    """Does the class of this value have what iter() asks for?"""
+    t = type(value)
+    return t not in SymTypes and (special(m, t, "__iter__") is not None or hasattr(t, "__iter__") or hasattr(t, "__getitem__"))
+
+
 def driven(m: Machine, it: Any) -> Any:
     """A real iterator in the place of an object whose `__next__` is written in Python."""
     step = special(m, type(it), "__next__")
-    return it if step is None else _drive(m, it, step)
+    return it if step is None else Driven(m, it, step)
 
 
 def begin(m: Machine, obj: Any) -> Any:
