@@ -185,6 +185,17 @@ def test_sizes_that_vary(monkeypatch):
     check_triton(lambda x, y: (torch.softmax(x + y, 1), (x * y).sum(0)), rows(5, 40), rows(5, 40), dynamic=True, rtol=1e-4, atol=1e-5)
 
 
+def test_kernels_are_joined_only_where_names_of_axes_allow():
+    """The loop over the other dimension of one scatter has the name of the grid of the one before."""
+    i, x = numbers(5, 5, 5), rows(5, 5)
+
+    def scatters(x, y, i):
+        by_rows = [torch.scatter_reduce(x, -1, i, y, how, include_self=False) for how in ("sum", "prod")]
+        return *by_rows, *(torch.scatter_reduce(y, 0, i, x, how, include_self=False) for how in ("mean", "amin"))
+
+    check_triton(scatters, x, x + 1, i)
+
+
 def test_rows_of_unknown_length_share_what_a_program_holds():
     """Several rows at a time, each in steps: as many elements as one long row has, or a kernel wants more memory than a device has."""
     scheduled = check_triton(lambda x: F.max_pool1d(x, 3, 2, ceil_mode=True, return_indices=True), rows(3, 7, 9), dynamic=True)

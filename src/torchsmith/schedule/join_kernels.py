@@ -106,12 +106,14 @@ def _inner(k: Kernel) -> dict[Axis, Expr]:
 
 
 def _fit(a: Kernel, b: Kernel) -> bool:
-    """Have they one grid, and no inner axis that means another in each?"""
+    """Have they one grid, and no inner axis that means another in each, or is the grid's of the joined kernel?"""
     if [e for _, e in a.grid] != [e for _, e in b.grid] or a.target != b.target or len({p.buf for k in (a, b) for p in k.params}) > BUFFERS:
         return False
     in_a, in_b = _inner(a), _inner(b)
     tiles = {t.axis: t for t in a.tiles}
     if any(in_a[x] is not in_b[x] for x in in_a.keys() & in_b.keys()):
+        return False
+    if any(x is not y and x in in_b for (x, _), (y, _) in zip(a.grid, b.grid, strict=True)):
         return False
     return all(tiles.get(t.axis, t) == t for t in b.tiles if t.how != "lanes")
 
