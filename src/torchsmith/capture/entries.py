@@ -257,23 +257,34 @@ _GROWN = 3  # compilations, each for one call, between which a count went up by 
 
 
 def _learn_growth(d: Any, state: State, failed: Guard, call: Call, last: bool) -> None:
-    """What every call finds changed is left to Python from now on: nothing is assumed of its value. An argument may come back (the number
-    of a layer), what counts calls does not. last: no compilation is left for other values of anything."""
+    """What every call finds changed is left to Python from now on: nothing is assumed of its value. last: no compilation is left for other
+    values of anything, so that whatever changed counts as such."""
     latest: Installed = d.entries[-1].source
+    recent = d.entries[-_GROWN:]
     if last:
         changed = [g for g in latest.guards if g.kind in _ASSUMED and not guards.holds(g, call, latest.symbols)]
     else:
-        changed = [failed] if len(d.entries) >= _GROWN and all(e.hits <= 1 for e in d.entries[-_GROWN:]) else []
+        changed = [failed] if len(recent) == _GROWN and all(e.hits <= 1 for e in recent) else []
     for g in changed:
-        rows = [next((r.value for r in e.source.guards if (r.source, r.kind) == (g.source, g.kind)), None) for e in d.entries[-_GROWN:]]
         now = guards.evaluate(g.source, call)
+        seen = [next((r.value for r in e.source.guards if (r.source, r.kind) == (g.source, g.kind)), None) for e in recent]
         if g.kind == "equals" and type(g.value) is type(now) is int:
-            counts = not isinstance(g.source, Local) and rows == [now - n for n in range(_GROWN, 0, -1)] and not _is_another_module(g.source, latest, call)
-            state.counted.update({str(g.source)} if counts or last else ())
-        elif g.kind in ("length", "dict_keys") and isinstance(now, (dict, list)) and None not in rows:
-            sizes = [*(r if isinstance(r, int) else len(r) for r in rows if r is not None), len(now)]
-            grows = sizes == sorted({*sizes}) and (isinstance(now, dict) or not isinstance(g.source, Local))
-            state.growing.update({str(g.source)} if grows or last else ())
+            if last or (_counts(seen, now, g.source) and not _is_another_module(g.source, latest, call)):
+                state.counted.add(str(g.source))
+        elif g.kind in ("length", "dict_keys") and isinstance(now, (dict, list)) and None not in seen:
+            if last or _grows(seen, now, g.source):
+                state.growing.add(str(g.source))
+
+
+def _counts(seen: list[Any], now: int, source: Source) -> bool:
+    """Does a number go up by one with every compilation? An argument may come back (the number of a layer), what counts calls does not."""
+    return not isinstance(source, Local) and seen == [now - n for n in range(_GROWN, 0, -1)]
+
+
+def _grows(seen: list[Any], now: dict[Any, Any] | list[Any], source: Source) -> bool:
+    """Does a container hold more with every compilation? seen: lengths or keys. A list that is an argument may be a shorter one again."""
+    sizes = [*(r if isinstance(r, int) else len(r) for r in seen), len(now)]
+    return sizes == sorted({*sizes}) and (isinstance(now, dict) or not isinstance(source, Local))
 
 
 _ASSUMED = frozenset({"equals", "length", "dict_keys"})

@@ -460,8 +460,7 @@ class Template:
             env[info.node] = r.input_like(info, values[slot], sources[slot], place + end, f"{name}_{of_name}", self.metadata.get(slot))
         for node, path in self.args.items():
             env[node] = r.info(_at(args, kwargs, path)).node
-        if not r.may_be_caught:
-            r.may_be_caught = any(f.code.handlers[f.ins.index] is not None for f in m.frames)
+        r.look_for_handlers()
 
         def stamped(n: torch.fx.Node) -> torch.fx.Node:
             return env.get(n, n)

@@ -481,6 +481,11 @@ class Recorder:
             raise overrides.Overridden
         raise Unsupported("CAP024", at=self.loc(), detail=f"an argument of type {t.__name__} to a torch function")
 
+    def look_for_handlers(self) -> None:
+        """A node is made: would a handler of the program catch what it raises?"""
+        if not self.may_be_caught:
+            self.may_be_caught = any(f.code.handlers[f.ins.index] is not None for f in self.machine.frames)
+
     def record(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one torch call on tracing tensors and write its node. kind: "function" or "method"."""
         if self.machine.modes or self.machine.subclasses:
@@ -496,8 +501,7 @@ class Recorder:
                 kwargs["device"] = device
         if "from" in kwargs:  # a graph's Python cannot write it as a keyword
             args, kwargs = (*args[:1], kwargs["from"], *args[1:]), {k: v for k, v in kwargs.items() if k != "from"}
-        if not self.may_be_caught:
-            self.may_be_caught = any(f.code.handlers[f.ins.index] is not None for f in self.machine.frames)
+        self.look_for_handlers()
         try:
             fx_args = tuple([self.fx(a) for a in args])
             fx_kwargs = {k: self.fx(v) for k, v in kwargs.items()}
