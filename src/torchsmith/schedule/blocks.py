@@ -25,7 +25,7 @@ from ..ir.program import Buffer, Check, Cond, Element, Program, Repeat, Stage, S
 from ..ir.target import Target
 from ..options import Options
 from . import deps
-from .access import Access, collect, map_folds, merge_table, simplify
+from .access import Access, collect, flat, map_folds, merge_table, simplify
 from .deps import estimate, free_axes, numel
 from .fusion.fuse import guard, simple_axes
 from .fusion.group import WINDOW, Group, Grouper, Item, is_ordered, rename, same_axes, stage_work
@@ -378,7 +378,7 @@ class Builder:
         best, least, chosen = 1, SHARED * len(now), d
         for a, extent in d.outer:
             n = const_of(extent)
-            if n is None or any(x.store and x.stride(a) in (None, 0, 1) for x in found):
+            if n is None or any(x.store and x.stride(a) in (None, 0, 1) for x in found) or not may_overlap(now, a, self.buffers):
                 continue
             for count in (k for k in range(2, MOST_NEIGHBOURS + 1) if n % k == 0 and total >= k * LANES * self.target.weights.processors):
                 made = neighbours_of(d, a, count)
@@ -498,6 +498,28 @@ class Builder:
     def weigh(self, x: Access, lengths: Mapping[Axis, Expr]) -> int:
         """Elements that an access touches for one grid position."""
         return numel(lengths[a] for a in x.axes() if a in lengths)
+
+
+def may_overlap(loads: Set[Load], axis: Axis, buffers: Mapping[str, Buffer]) -> bool:
+    """Could neighbours along `axis` load the same element? Asked before drafts are made of which most would be thrown away: not where all
+    places are linear in it, and no two of a buffer are few steps apart."""
+    offsets: dict[tuple[str, frozenset[tuple[Expr, Expr]]], tuple[int, set[int]]] = {}
+    for x in loads:
+        if axis not in free_axes(x):
+            continue
+        layout = buffers[x.buf].layout
+        assert layout is not None
+        place = flat(layout, x.index)
+        step, offset = const_of(place.terms.get(axis, const(0))), const_of(place.const)
+        rest = frozenset((atom, coef) for atom, coef in place.terms.items() if atom is not axis)
+        apart = [atom for atom, _ in rest] if x.mask is None else [*(atom for atom, _ in rest), x.mask]
+        if not step or offset is None or any(axis in free_axes(e) for e in apart):
+            return True
+        known = offsets.setdefault((x.buf, rest), (step, set()))
+        if known[0] != step:
+            return True
+        known[1].add(offset)
+    return any(p + step * k in there for step, there in offsets.values() for p in there for k in range(1, MOST_NEIGHBOURS))
 
 
 def neighbours_of(d: Draft, axis: Axis, count: int) -> Draft:
