@@ -12,6 +12,7 @@ import functools
 import gc
 import inspect
 import io
+import itertools
 import keyword
 import operator
 import pathlib
@@ -1205,6 +1206,45 @@ def test_what_is_given_may_be_another_one(name: str) -> None:
     compiled = torchsmith.compile(fn, backend="eager", fullgraph=True)
     for f in given:
         assert repr(compiled(f, torch.ones(1))) == repr(fn(f, torch.ones(1)))
+
+
+def _kept(a: list[int]) -> list[int]:
+    kept = [0] * 4
+    kept.__setitem__(slice(1, 3), a)
+    return kept
+
+
+# What C functions make of a list or a dictionary: none of them may be remembered without what it holds
+TAKEN: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
+    "names of a class": (lambda d: type("T", (), d).x, ({"x": 1}, {"x": "b"}, {"x": 2})),
+    "bases of a class": (lambda b: type("T", b, {}).__mro__[1:], ((int,), (str,))),
+    "an enumeration": (lambda d: [(type(e.value), e.value) for e in enum.Enum("E", d)], ({"x": 1}, {"x": 2}, {"x": 3})),
+    "selectors": (lambda a: list(itertools.compress("abc", a)), ([1, 0, 1], [0, 0, 1])),
+    "named selectors": (lambda a: list(itertools.compress(data="abc", selectors=a)), ([1, 0, 1], [0, 0, 1])),
+    "defaults of a named tuple": (lambda a: collections.namedtuple("N", ["x"], defaults=a)(), ([1], [2])),  # type: ignore[misc]
+    "exceptions of a group": (lambda a: [str(e) for e in ExceptionGroup("g", a).exceptions], ([KeyError(1)], [ValueError(2), KeyError(3)])),
+    "a part of a list": (_kept, ([7, 2], [9, 1])),
+    "text of an exception": (lambda a: (str(ValueError(a)), repr(KeyError(1, a)), f"{ValueError([a])}"), ([1], [2])),
+    "arguments of an exception": (lambda a: ValueError(a).args == ([1],), ([1], [2])),
+    "text of a partial": (lambda a: repr(functools.partial(len, a)), ([1], [2])),
+    "a namespace": (lambda a: (repr(types.SimpleNamespace(x=a)), types.SimpleNamespace(x=a) == types.SimpleNamespace(x=[1])), ([1], [2])),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.filterwarnings("ignore:torchsmith")
+def test_what_c_functions_are_given_may_hold_other_things(name: str) -> None:
+    fn, given = TAKEN[name]
+    compiled = torchsmith.compile(lambda a, x: (fn(a), x + 1), backend="eager")
+    for a in given:
+        assert repr(compiled(a, torch.ones(1))[0]) == repr(fn(a))
+
+
+def test_an_enumeration_that_is_made_inside_is_another_one_in_each_call() -> None:
+    compiled = torchsmith.compile(lambda d, x: (enum.Enum("E", d), x + 1), backend="eager")
+    made = [compiled({"x": n}, torch.ones(1))[0] for n in (1, 2, 3)]
+    assert [type(e.x.value) for e in made] == [int] * 3
+    assert [e.x.value for e in made] == [1, 2, 3]
 
 
 class Place:

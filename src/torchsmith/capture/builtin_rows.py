@@ -25,7 +25,7 @@ from .calls import row
 from .protocol import Args, Kwargs, Machine
 from .source import Computed, FixedObject
 from .tensor_attrs import TensorMethod
-from .world import DELETED, MISSING, NULL, SCALARS, Identity, Momentary
+from .world import DELETED, MISSING, NULL, SCALARS, Identity, Momentary, container_base
 
 Tensor = torch.Tensor
 Function = types.FunctionType
@@ -70,8 +70,10 @@ class _Shield:
 @row(type.__new__)
 def new_class(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """A class. What its body and its bases do when it is made (`__set_name__`, `__init_subclass__`) is interpreted as any code."""
+    if len(args) == 4:  # what comes from outside holds other things in another call
+        args = [*args[:2], *(m.world.image(t) if (t := m.world.of(a)) is not None and container_base(type(a)) else a for a in args[2:])]
     if len(args) != 4 or type(args[3]) is not dict or not all(issubclass(type(b), type) for b in args[2]):
-        return m.native(type.__new__, args, kwargs, plain=True)
+        return m.made(m.native(type.__new__, args, kwargs, plain=True))
     meta, name, bases, names = args
     for base in bases:
         meta = type(base) if issubclass(type(base), meta) else meta

@@ -596,6 +596,8 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
             args = [list(map(tuple, map(m.listed, args[0])))]
     elif name == "join" and args and type(args[0]) not in SCALARS:
         args = [pr.as_list(m, pr.begin(m, args[0]))]
+    elif name == "__setitem__" and len(args) == 2 and type(args[0]) is slice and issubclass(t, list):
+        args = [args[0], m.listed(args[1])]
     elif name == "format" and issubclass(type(self), str) and not all(map(_is_plain_text, (*args, *kwargs.values()))):
         return _formatted(m, self, args, kwargs)
     elif name == "sort" and "key" in kwargs:
@@ -849,7 +851,8 @@ def _call_class(m: Machine, cls: type, args: Args, kwargs: Kwargs) -> Any:
             return m.call(own, args, kwargs)
         if issubclass(type(own), Function):
             if policy.is_trusted(meta.__module__) and meta.__module__ in ("enum",):
-                return m.native(cls, args, kwargs)
+                made = m.native(cls, args, kwargs)
+                return m.made(made) if issubclass(type(made), type) else made
             if not meta.__module__.startswith(("torch", "abc")):
                 return m.call(own, [cls, *args], kwargs)
             if issubclass(cls, torch.nn.Parameter):
@@ -905,6 +908,8 @@ def _c_new(m: Machine, cls: type, new: Any, args: Args, kwargs: Kwargs) -> Any:
         return _tensor_of_class(m, cls, args, kwargs)
     if issubclass(cls, type) and new in ROWS:
         return ROWS[new](m, [cls, *args], kwargs)
+    if issubclass(cls, BaseExceptionGroup):  # it takes the exceptions out of what it is given
+        args = [m.listed(a) if container_base(type(a)) is list else a for a in args]
     if issubclass(cls, BaseException):
         return m.native(lambda: cls.__new__(cls, *args), [], {}, plain=True)
     if issubclass(cls, (dict, list, set, torch.autograd.Function)):

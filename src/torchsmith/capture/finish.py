@@ -182,6 +182,8 @@ class _Builder:
             return self.read(v.source)
         if _is_bound(v):  # a method in C: of the object that the caller gets, not of what stood for it
             return self._name(v, f"{self.value(self.m.world.canonical(v.__self__))}.{v.__name__}")
+        if issubclass(t, enum.Enum) and id(t) in self.m.world.fresh_pinned:
+            raise Unsupported("CAP015", at=self.m.loc(), detail=f"a member of {t.__qualname__}, a class made inside")
         if id(v) not in self.m.world.fresh_pinned and issubclass(type(v), PINNED_TYPES) and t not in (slice, range):
             return self.const(v)
         row = _BUILD.get(t)

@@ -391,7 +391,7 @@ def namedtuple_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     """A class made inside: Python writes its source and runs that."""
     if not all(type(a) in SCALARS or is_constant(a) or type(a) is list for a in (*args, *kwargs.values())):
         raise Unsupported("CAP014", at=m.loc(), detail="a namedtuple whose fields or defaults are no constants")
-    kwargs = {"module": m.frames[-1].globals.get("__name__", "__main__"), **kwargs}
+    kwargs = {"module": m.frames[-1].globals.get("__name__", "__main__"), **{k: m.listed(a) if type(a) is list else a for k, a in kwargs.items()}}
     return m.made(m.native(collections.namedtuple, [m.listed(a) if type(a) is list else a for a in args], kwargs, plain=True))
 
 

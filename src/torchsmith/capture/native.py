@@ -347,16 +347,25 @@ def _is_shallow(fn: Any) -> bool:
         return False
 
 
-def _whole(m: Machine, a: Any, writes: bool = False) -> Any:
+# What objects that C code writes out and compares by their contents hold
+_HOLDING: dict[type, Callable[[Any], list[Any]]] = {
+    BaseException: lambda e: [*BaseException.args.__get__(e)],  # type: ignore[attr-defined]
+    functools.partial: lambda p: [*p.args, *p.keywords.values()], types.SimpleNamespace: lambda n: [*vars(n).values()],
+}  # fmt: skip
+
+
+def _whole(m: Machine, a: Any, writes: bool = False, above: tuple[int, ...] = ()) -> Any:
     """A container for a C function that may look into what its items hold: containers from outside among these are relied on, and where the
     program has other contents for them than they have, images are in their places. writes: it may change `a` itself.
     Raises Unsupported("CAP011") where that would need another object than `a`."""
     t = type(a)
     base = tuple if issubclass(t, tuple) else t if t in _VIEWS else container_base(t)
-    if base is None:
+    held = next((held for cls, held in _HOLDING.items() if issubclass(t, cls)), None) if base is None else None
+    if (base is None and held is None) or id(a) in above:
         return a
-    inside = [v for _, v in entries(a)] if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore[attr-defined]
-    items = [x if type(x) in SCALARS else _whole_item(m, x) for x in inside]
+    above = (*above, id(a))
+    inside = held(a) if held is not None else [v for _, v in entries(a)] if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore
+    items = [x if type(x) in SCALARS else _whole_item(m, x, above) for x in inside]
     if all(x is y for x, y in zip(inside, items, strict=True)):
         return a
     make = _OTHER_ITEMS.get(tuple if hasattr(t, "_fields") else t)
@@ -376,15 +385,15 @@ _OTHER_ITEMS: dict[type, Callable[[Any, list[Any]], Any]] = {
 }  # fmt: skip
 
 
-def _whole_item(m: Machine, x: Any) -> Any:
+def _whole_item(m: Machine, x: Any, above: tuple[int, ...]) -> Any:
     t: type = type(x)
     track = m.world.tracks.get(id(x))
     if track is None or x is track.image:
-        return _whole(m, x)
+        return _whole(m, x, above=above)
     if container_base(t) is None:
-        return _argument(m, x, t, None) if _is_value_of_library(t) or issubclass(t, _VALUES) else _whole(m, x)
+        return _argument(m, x, t, None) if _is_value_of_library(t) or issubclass(t, _VALUES) else _whole(m, x, above=above)
     image = m.world.image(track)
-    found = _whole(m, image)
+    found = _whole(m, image, above=above)
     before, now = _contents(x), _contents(found)
     if len(before) == len(now) and all(p is q for p, q in zip(before, now, strict=True)):
         return x
