@@ -593,3 +593,14 @@ def test_an_empty_batch_of_sizes_that_vary() -> None:
     assert fn(torch.ones(2, 3, 4)).shape == (2, 12)
     with pytest.raises(RuntimeError, match="ambiguous"):
         fn(torch.ones(0, 3, 4))
+
+
+@pytest.mark.parametrize("op", [torch.cumprod, torch.cumsum, torch.logcumsumexp], ids=lambda op: op.__name__)
+def test_what_is_written_has_the_sizes_of_its_memory_in_other_symbols(op):
+    compiled = torchsmith.compile(lambda x, out: op(x, 0, out=out), dynamic=True)
+    with recording() as events:
+        for n in (5, 7):
+            x, out = torch.rand(n, n + 1, 3), torch.empty(3, n + 1, n).permute(2, 1, 0)
+            assert compiled(x, out) is out
+            torch.testing.assert_close(out, op(x, 0))
+    assert not [e.fields for e in events if e.kind in ("fallback", "graph_break") and e.fields["code"] != "LOW007"]

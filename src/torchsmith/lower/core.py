@@ -557,9 +557,9 @@ def _lower_write_backs(
             continue
         if not isinstance(ref, Ref):
             raise Unsupported("LOW001", at=cx.loc, detail=f"write-back {node_name}")
-        name = ref.whole
-        if name is None or cx.buffers[name].role != "temp":
-            held = cx.stage(ref.load, ref.shape, ref.dtype, None)
+        name, shape = ref.whole, cx.buffers[inputs[number]].shape  # equal to that of the value, perhaps in other symbols
+        if name is None or cx.buffers[name].role != "temp" or cx.buffers[name].shape != shape:
+            held = cx.stage(ref.load, shape, ref.dtype, None)
             name = held.whole
         assert name is not None
         pairs.append((inputs[number], name))
