@@ -10,6 +10,8 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from torch import nn
 
 import torchsmith
 from torchsmith import aot
+from torchsmith.aot import load
 from torchsmith.aot.inspect import verify
 from torchsmith.emit.model import unique_names
 
@@ -85,6 +88,13 @@ def test_structures_with_a_dataclass(tmp_path: Path) -> None:
     for call in wrong:
         with pytest.raises(TypeError, match="differ from those it was exported with"):
             call()
+
+
+@pytest.mark.parametrize("absent", [{}, {"torch.utils._pytree": None}])
+def test_a_type_that_nothing_registered_here_is_named(absent: dict[str, Any]) -> None:
+    """As in a process that has not imported the library whose result was exported, or has no torch."""
+    with patch.dict(sys.modules, absent), pytest.raises(aot.PackageError, match=r"library\.Result, which torch.s pytree does not know"):
+        load._spec([1, {"type": "library.Result", "context": "null", "children_spec": []}])
 
 
 # ---------------------------------------------------------------- constants

@@ -146,9 +146,13 @@ def _spec(given: Any) -> Spec | tuple[Callable[[Any], list[Any]], Callable[[list
     """Our reader of nested arguments; torch's, where a type is registered with it only."""
     try:
         return read_spec(given)
-    except UnknownNode:
-        pytree = import_module("torch.utils._pytree")
-        spec = pytree.treespec_loads(json.dumps(given))
+    except UnknownNode as node:
+        try:
+            pytree = import_module("torch.utils._pytree")
+            spec = pytree.treespec_loads(json.dumps(given))
+        except (ImportError, NotImplementedError) as error:
+            why = f"arguments or results are of the type {node}, which torch's pytree does not know here: import its library first, "
+            raise PackageError(why + "or export a model that takes and returns tuples, lists and dictionaries") from error
         return (lambda value: list(_leaves(pytree, spec, value))), (lambda leaves: pytree.tree_unflatten(leaves, spec))
 
 
