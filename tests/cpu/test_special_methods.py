@@ -166,3 +166,62 @@ def test_what_c_functions_ask(question: str, made: str) -> None:
             with contextlib.redirect_stdout(text):
                 seen.append((_plain(call(torch.ones(2))[1]), text.getvalue()))
         assert seen[0] == seen[1]
+
+
+class Row(list):  # type: ignore[type-arg]
+    """Says to hold other things than it does; C asks it."""
+
+    def __iter__(self) -> Any:
+        return iter([9, 8] if ANSWER[0] else [7])
+
+    def __len__(self) -> int:
+        return 2 if ANSWER[0] else 1
+
+
+class Like(list):  # type: ignore[type-arg]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return ANSWER[0]
+
+
+class Shape(tuple):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        return iter((4,) if ANSWER[0] else (2,))
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Names(dict):  # type: ignore[type-arg]
+    def keys(self) -> Any:
+        return ["z"] if ANSWER[0] else ["y"]
+
+    def __getitem__(self, key: Any) -> Any:
+        return 5
+
+    def __iter__(self) -> Any:
+        return iter(["z"])
+
+
+Pair = collections.namedtuple("Pair", "a b")
+OF_CONTAINERS = [
+    "json.dumps(row)", "collections.Counter(row)", "bytes(row)", "bisect.bisect(row, 2)", "torch.tensor(row)", "sum(row)", "max(row)",
+    "list(row)", "sorted(row)", "set(row)", "[*row]", "9 in row", "','.join(map(str, row))", "[like].index([3])", "dict(names)",
+    "sorted(names)", "tuple(torch.zeros(shape).shape)", "tuple(x.new_zeros(shape).shape)", "x[shape]",
+    "torch.broadcast_shapes(shape, (1,))", "torch.cat(pair)",
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("question", OF_CONTAINERS)
+def test_what_c_functions_ask_of_containers_that_speak_for_themselves(question: str) -> None:
+    program = "def fn(x, row, like, shape, names, pair):\n  try: r = %s\n  except Exception as e: r = type(e).__name__\n  return x + 1, r"
+    space: dict[str, Any] = dict(SPACE)
+    exec(compile(program % question, __file__, "exec"), space)
+    compiled = torchsmith.compile(space["fn"], backend="eager", options={"warn_eager": False})
+    for answer in (True, True, False):
+        ANSWER[0] = answer
+        given = Row([1, 2, 3]), Like([1]), Shape((2, 3)), Names(a=1), Pair(torch.ones(1), torch.zeros(2))
+        seen = [_plain(call(torch.ones(6), *given)[1]) for call in (space["fn"], compiled)]
+        assert seen[0] == seen[1]

@@ -112,6 +112,19 @@ def _may_change(m: Machine, cls: type, name: str) -> bool:
     return bool(cls.__flags__ & _HEAP) and id(cls) not in m.world.fresh_pinned and not is_written(m, cls, name)
 
 
+_OF_CONTAINERS = ("__iter__", "__len__", "__getitem__", "__contains__", "__eq__", "__lt__", "__bool__", "keys", "items", "values")
+
+
+def speaks_for_itself(m: Machine, cls: type) -> bool:
+    """Does a class that extends a container say in Python what it holds, or what it is equal to? C asks it, and not what stands for it."""
+    if not cls.__flags__ & _HEAP:
+        return False
+    found = [find(m, cls, name) for name in _OF_CONTAINERS]
+    for name, value in zip(_OF_CONTAINERS, found, strict=True):
+        class_guard(m, cls, name, value)
+    return any(issubclass(type(value), Function) for value in found)
+
+
 def is_written(m: Machine, cls: type, name: str) -> bool:
     """Did the program write this class attribute itself?"""
     if not m.class_writes:

@@ -457,6 +457,8 @@ class Machine:
         """What torch is given as an argument or an index: images in place of outside containers, also where lists and tuples hold them."""
         track = self.world.tracks.get(id(key))
         found = self.world.image(track) if track is not None and (container_base(type(key)) or track.image is not None) else key
+        if found is not key and at.speaks_for_itself(self, type(key)):
+            raise Unsupported("CAP011", at=self.loc(), detail=f"{type(key).__name__} given to a torch function")
         if not issubclass(type(found), (list, tuple)):
             return found
         items = [self.index_key(v) if issubclass(type(v), (list, tuple)) else v for v in found]

@@ -49,6 +49,8 @@ _TEXT_METHODS = frozenset({"__repr__", "__str__", "__format__", "__mod__", "__rm
 # C functions that ask of an object what it is, and nothing of what it holds
 _BY_IDENTITY = frozenset({operator.is_, operator.is_not, operator.eq, operator.ne, operator.contains, operator.setitem, tuple, list, set, dict, bool, None})
 
+_OF_ITS_OWN = frozenset({iter, reversed, bool, len})  # with operators: what the class has for these, in Python, is called before
+
 
 def _makes_text(fn: Any, args: list[Any]) -> bool:
     """Does this C function write its arguments out?"""
@@ -275,6 +277,9 @@ def _argument(m: Machine, a: Any, t: type, fn: Any) -> Any:
             return slice(*(_argument(m, x, type(x), fn) for x in (a.start, a.stop, a.step)))
         return a
     if has_image(t) or track.image is not None:
+        asks_itself = any(fn is f for f in _OF_ITS_OWN) or getattr(fn, "__module__", "") == "_operator"
+        if not asks_itself and not issubclass(t, getattr(fn, "__objclass__", Track)):  # else it is a method of the container's own
+            _refuse_speaker(m, t, track)
         return m.world.image(track)
     if t is types.FunctionType or t is types.MethodType or issubclass(type(a), PINNED_TYPES) or t is types.CellType:
         return a
@@ -397,7 +402,14 @@ def _whole_item(m: Machine, x: Any, above: tuple[int, ...]) -> Any:
     before, now = _contents(x), _contents(found)
     if len(before) == len(now) and all(p is q for p, q in zip(before, now, strict=True)):
         return x
+    _refuse_speaker(m, t, track)
     return found
+
+
+def _refuse_speaker(m: Machine, t: type, track: Track) -> None:
+    """What stands for a container of such a class is no answer to what C asks of it."""
+    if at.speaks_for_itself(m, t):
+        raise Unsupported("CAP011", at=m.loc(), detail=f"{t.__name__} from {track.source} given to a C function")
 
 
 @functools.cache

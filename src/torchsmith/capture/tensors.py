@@ -28,6 +28,7 @@ from ..graph.sizes import LARGEST, SizeFacts, SizeNode, SymTypes
 from ..graph.spec import add_node
 from ..ir import dtype as dt
 from ..ir.expr import Cast, Const, Expr, Op, Sym
+from . import attributes as at
 from . import floats, overrides, transforms
 from .attributes import Raised
 from .guards import default_device, tensor_guard
@@ -460,7 +461,7 @@ class Recorder:
             track = self.machine.world.tracks.get(id(value))
             if track is not None and value is not track.image:  # of an object from outside only the class is guarded
                 raise Unsupported("CAP011", at=self.loc(), detail=f"{t.__name__} from {track.source} given to a torch function")
-        if issubclass(type(value), tuple):
+        if issubclass(type(value), tuple) and not at.speaks_for_itself(self.machine, t):
             return tuple([self.fx(v) for v in value])
         if t is range:
             return list(value)
