@@ -198,7 +198,7 @@ MATH_NAMES = {"round": "rint", "fmod": "frem", "log_ndtr": "logndtr"}
 def spell(name: str, t: str, args: tuple[str, ...], fast: bool = False, small: str = "") -> Text | None:
     """The text of operator `name` on operands of dtype `t`; None where there is none. fast: 11 bits of the result are kept; small: the 16-bit
     dtype that the operands come from, too."""
-    if name not in OPS and not (t in FLOATS and triton_math.is_known(name, t)):  # helpers of the functions are called by operators, too
+    if name not in OPS:
         return None
     made = MATH_NAMES.get(name, name)
     if t in FLOATS and name not in ("where", "sign", "isnan", "isinf", "signbit", "neg"):
