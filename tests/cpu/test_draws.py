@@ -15,7 +15,7 @@ from torchsmith.ir.arrays import apply
 from torchsmith.ir.interpret import _Machine
 from torchsmith.ir.kernel import Kernel
 from torchsmith.ir.ops import OPS
-from torchsmith.ir.program import Extern
+from torchsmith.ir.program import Enum, Extern
 from torchsmith.lower import draws
 from torchsmith.options import Options
 from torchsmith.runtime.cubins import compile_images
@@ -280,10 +280,11 @@ def test_what_is_drawn_on_the_host_uses_its_generator() -> None:
 
     scheduled, _ = scheduled_of(draw, (torch.empty(5, 3),), options=OURS)
     calls = [e for e in scheduled.body if isinstance(e, Extern)]
-    assert [(c.op, c.args[0]) for c in calls if c.op == ON_HOST] == [(ON_HOST, "aten.rand.default"), (ON_HOST, "aten.randn.default")]
+    drawn = [Enum("operator", "aten.rand.default"), Enum("operator", "aten.randn.default")]
+    assert [(c.op, c.args[0]) for c in calls if c.op == ON_HOST] == [(ON_HOST, op) for op in drawn]
     given = (torch.float64, None, torch.device("cpu"), False)
     torch.manual_seed(7)
-    found = draw_on_host("aten.randn.default", torch.device("cpu"), "dtype,layout,device,pin_memory", [3], *given)
+    found = draw_on_host(torch.ops.aten.randn.default, torch.device("cpu"), "dtype,layout,device,pin_memory", [3], *given)
     torch.manual_seed(7)
     assert torch.equal(found, torch.randn(3, dtype=torch.float64))
 

@@ -19,7 +19,7 @@ from torch import fx
 
 from ..ir.expr import Expr, walk
 from ..ir.nested import leaves
-from .eager import eager_callable, symbol_values, view_of
+from .eager import asked, eager_callable, symbol_values, view_of
 from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, TensorSpec, ViewOutput
 
 HOST = "cpu"
@@ -105,12 +105,12 @@ def take_out(fg: FunctionalGraph) -> HostPart | None:
 def _cut(
     fg: FunctionalGraph, device: str, inputs: dict[fx.Node, Any], places: dict[fx.Node, set[str]], before: list[fx.Node]
 ) -> HostPart | None:
+    """None: what crosses is nothing that the device takes."""
     taken, placeholders = set(before), list(inputs)
     caller = len(placeholders) - len(fg.consts)  # inputs that a caller gives
-    arrays = {n for k, (n, s) in enumerate(inputs.items()) if k < caller and places[n] == {HOST} and s.shape}
+    arrays = {n for n in placeholders[:caller] if places[n] == {HOST} and inputs[n].shape}
     by_name = {n.name: n for n in fg.graph.nodes}
-    own = [i for i, out in enumerate(fg.outputs) if _is_own(out, by_name, taken, arrays, placeholders)]
-    kept = [i for i in range(len(fg.outputs)) if i not in own]
+    own = tuple(i for i, out in enumerate(fg.outputs) if _is_own(out, by_name, taken, arrays, placeholders))
     written = {placeholders[i] for i, _ in fg.write_backs}
     chained = any(isinstance(out, ViewOutput) and not isinstance(out.of, int) and out.of[1] in own for out in fg.outputs)
     if written & arrays or chained or any(by_name[name] in taken for _, name in fg.write_backs):
@@ -124,54 +124,67 @@ def _cut(
     if not left or any(len(_specs(n)) != 1 or not isinstance(n.meta["spec"], TensorSpec) for n in crossing if n in taken):
         return None
 
-    rest = fx.Graph()
+    specs = [inputs[n] if n in inputs else n.meta["spec"] for n in crossing]
+    moved = tuple(s.device == HOST and bool(s.shape) for s in specs)
+    there = {n: replace(s, device=device) if moves else s for n, s, moves in zip(crossing, specs, moved, strict=True)}
+    kept = tuple(i for i in range(len(fg.outputs)) if i not in own)
+    rest = _rest(fg, inputs, arrays, there, left, kept)
+    names = tuple(n.name for n in crossing if n in taken)
+    fresh = tuple(o.node for i in own if isinstance(o := fg.outputs[i], FreshOutput))
+    part = replace(fg, graph=_only(fg.graph, taken), outputs=tuple(map(FreshOutput, (*names, *fresh))), write_backs=())
+    numbers = {n: k for k, n in enumerate(placeholders)}
+    return HostPart(fg, rest, part, device, tuple(n.name if n in taken else numbers[n] for n in crossing), moved, own, kept)
+
+
+def _rest(
+    fg: FunctionalGraph, inputs: dict[fx.Node, Any], arrays: set[fx.Node], crossing: dict[fx.Node, TensorSpec], left: list[fx.Node],
+    kept: Sequence[int],
+) -> FunctionalGraph:  # fmt: skip
+    """The graph of the nodes `left`, which gives the results `kept` and takes `crossing` between the caller's inputs and the constants."""
+    graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     specs: list[Any] = []
     roles: list[str] = []
 
-    def take(name: str, spec: Any, role: str, old: fx.Node) -> None:
-        new[old] = rest.placeholder(name)
+    def take(old: fx.Node, spec: Any, role: str, prefix: str = "") -> None:
+        new[old] = graph.placeholder(prefix + old.name)
         new[old].meta.update(old.meta | {"spec": spec})
         specs.append(spec)
         roles.append(role)
 
-    given = fg.roles or ("input",) * len(placeholders)
-    for k, node in enumerate(placeholders[:caller]):
-        take(node.name, None if node in arrays else inputs[node], given[k], node)
-    moved = []
-    for node in crossing:
-        spec = inputs[node] if node in inputs else node.meta["spec"]
-        moved.append(spec.device == HOST and bool(spec.shape))
-        take(f"host_{node.name}", replace(spec, device=device) if moved[-1] else spec, "input", node)
-    for k, node in enumerate(placeholders[caller:], caller):
-        take(node.name, inputs[node], given[k], node)
+    placeholders = list(inputs)
+    caller = len(placeholders) - len(fg.consts)
+    given = list(zip(placeholders, fg.roles or ("input",) * len(placeholders), strict=True))
+    for node, role in given[:caller]:
+        take(node, None if node in arrays else inputs[node], role)
+    for node, spec in crossing.items():
+        take(node, spec, "input", "host_")
+    for node, role in given[caller:]:
+        take(node, inputs[node], role)
     for node in left:
-        new[node] = rest.node_copy(node, lambda n: new[n])
-    rest.output(tuple(new[by_name[name]] for name in _asked(fg, kept)))
+        new[node] = graph.node_copy(node, lambda n: new[n])
 
+    renamed = {old.name: node.name for old, node in new.items()}
     place = {old: k for k, old in enumerate(kept)}
     later = {k: k + len(crossing) if k >= caller else k for k in range(len(placeholders))}
 
-    def moved_output(out: Output) -> Output:
+    def moved(out: Output) -> Output:
         if isinstance(out, FreshOutput):
-            return FreshOutput(new[by_name[out.node]].name)
+            return FreshOutput(renamed[out.node])
         if isinstance(out, InputOutput):
             return InputOutput(later[out.index])
         if isinstance(out, ViewOutput):
             return replace(out, of=later[out.of] if isinstance(out.of, int) else ("out", place[out.of[1]]))
         return out
 
-    left_over = replace(
-        fg, graph=rest, inputs=tuple(specs), roles=tuple(roles), outputs=tuple(moved_output(fg.outputs[i]) for i in kept),
-        write_backs=tuple((i, new[by_name[name]].name) for i, name in fg.write_backs),
-        key_text=f"{fg.key_text}\nwithout the host's part", passing=tuple(place[i] for i in fg.passing if i in place),
+    made = replace(
+        fg, graph=graph, inputs=tuple(specs), roles=tuple(roles), outputs=tuple(moved(fg.outputs[i]) for i in kept),
+        write_backs=tuple((i, renamed[name]) for i, name in fg.write_backs), key_text=f"{fg.key_text}\nwithout the host's part",
+        passing=tuple(place[i] for i in fg.passing if i in place),
     )  # fmt: skip
-    names = tuple(n.name for n in crossing if n in taken)
-    fresh = tuple(o.node for i in own if isinstance(o := fg.outputs[i], FreshOutput))
-    part = replace(fg, graph=_only(fg.graph, taken), outputs=tuple(map(FreshOutput, (*names, *fresh))), write_backs=())
-    numbers = {n: k for k, n in enumerate(placeholders)}
-    sources = tuple(n.name if n in taken else numbers[n] for n in crossing)
-    return HostPart(fg, left_over, part, device, sources, tuple(moved), tuple(own), tuple(kept))
+    by_name = {n.name: n for n in graph.nodes}
+    graph.output(tuple(by_name[name] for name in asked(made)))
+    return made
 
 
 def _is_own(out: Output, by_name: dict[str, fx.Node], taken: set[fx.Node], arrays: set[fx.Node], placeholders: Sequence[fx.Node]) -> bool:
@@ -181,11 +194,6 @@ def _is_own(out: Output, by_name: dict[str, fx.Node], taken: set[fx.Node], array
     if isinstance(out, InputOutput):
         return placeholders[out.index] in arrays
     return isinstance(out, ViewOutput) and isinstance(out.of, int) and placeholders[out.of] in arrays
-
-
-def _asked(fg: FunctionalGraph, kept: Sequence[int]) -> tuple[str, ...]:
-    fresh = [o.node for i in kept if isinstance(o := fg.outputs[i], FreshOutput)]
-    return tuple(dict.fromkeys((*fresh, *(name for _, name in fg.write_backs))))
 
 
 def _only(graph: fx.Graph, nodes: set[fx.Node]) -> fx.Graph:

@@ -94,7 +94,7 @@ def lower_extern(cx: Builder, node: fx.Node, bound: Sequence[Any]) -> Any:
     outs, refs, binds = _results(cx)
     if is_random(target) and cx.device != "cpu" and any(s.device == "cpu" for s in leaves(node.meta["spec"]) if isinstance(s, TensorSpec)):
         names = ",".join(key for key, _ in kwargs)
-        args, kwargs, name = [name, Enum("device", cx.device), names, *args, *(given for _, given in kwargs)], [], ON_HOST
+        args, kwargs, name = [Enum("operator", name), Enum("device", cx.device), names, *args, *(given for _, given in kwargs)], [], ON_HOST
     returned = SHIM.get(name, "as_given")
     via = "shim" if name in SHIM and not binds else "python"
     cx.body.append(

@@ -33,14 +33,13 @@ def take_draws(steps: int, device: torch.device, aligned: Sequence[torch.Tensor]
     return torch.tensor(numbers, dtype=torch.int64, device="cpu").unbind()  # type: ignore[return-value]
 
 
-def draw_on_host(op: str, device: torch.device, names: str, *args: Any) -> Any:
-    """What the random operator `op` ("aten.rand.default") draws with the processor's generator, on the device where the graph runs, whose
-    memory its tensors lie in. names: of those last arguments that are given by name, with commas between."""
-    namespace, name, overload = op.split(".")
+def draw_on_host(op: Callable[..., Any], device: torch.device, names: str, *args: Any) -> Any:
+    """What the random operator `op` draws with the processor's generator, on the device where the graph runs, whose memory its tensors lie
+    in. names: of those last arguments that are given by name, with commas between."""
     keys = names.split(",") if names else []
     there = tree_map_only(torch.Tensor, torch.Tensor.cpu, args)
     first = len(there) - len(keys)
-    out = getattr(getattr(getattr(torch.ops, namespace), name), overload)(*there[:first], **dict(zip(keys, there[first:], strict=True)))
+    out = op(*there[:first], **dict(zip(keys, there[first:], strict=True)))
     return tree_map_only(torch.Tensor, lambda t: t.to(device), out)
 
 

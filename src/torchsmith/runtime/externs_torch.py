@@ -83,6 +83,8 @@ def resolve(op: str, at: str = "") -> Any:
 def _enum(kind: str, value: str) -> Any:
     if kind == "device":
         return torch.device(value)
+    if kind == "operator":
+        return resolve(value)
     if kind == "generator":
         return None
     if kind == "complex":
