@@ -3,7 +3,8 @@
 In: FunctionalGraph, Options. Out: Target and torch's name of the device, or Unsupported("LOW005").
 
 A graph runs on one device. Tensors of no dimension in the host's memory may stand beside inputs on a GPU, as in eager: they are symbols.
-What is made on the host in the middle of a graph on a GPU is made on the GPU: only inputs and results have a place that others see.
+What is made on the host in the middle of a graph on a GPU is made on the GPU: only inputs and results have a place that others see. Drawn
+numbers come from the host's generator all the same (lower/extern.py); other inputs and results there are taken out (graph/host_part.py).
 """
 
 from __future__ import annotations
