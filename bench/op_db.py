@@ -746,14 +746,14 @@ def chosen(names: list[str], args: argparse.Namespace) -> list[str]:
 
 
 def side_by_side(args: argparse.Namespace) -> int:
-    """A run for each dtype, all at once; tables op_db_DEVICE_DTYPE beside --out, or in $OUT."""
+    """A run for each dtype, all at once; tables OUT_DEVICE_DTYPE for --out OUT, else op_db_DEVICE_DTYPE in $OUT."""
     given, runs = sys.argv[1:], []
     at = given.index("--dtype")
     rest = given[:at] + given[at + 1 + len(args.dtype) :]
-    folder = args.out.parent if args.out else Path(os.environ.get("OUT", tempfile.gettempdir()))
+    out = args.out or Path(os.environ.get("OUT", tempfile.gettempdir())) / "op_db"
     for dtype in args.dtype:
         more = ["--dtype", dtype, "--procs", str(max(1, args.procs // len(args.dtype)))]
-        command = [sys.executable, str(HERE / "op_db.py"), *rest, *more, "--out", str(folder / f"op_db_{args.device}_{dtype}")]
+        command = [sys.executable, str(HERE / "op_db.py"), *rest, *more, "--out", f"{out}_{args.device}_{dtype}"]
         runs.append(subprocess.Popen(command))
     return max(run.wait() for run in runs)
 
