@@ -41,6 +41,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -518,21 +519,29 @@ def verdict_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"verdict": verdict, "one_graph": fine and whole, "native": fine and whole and not externs, "codes": codes, "externs": externs}
 
 
-def work(todo: Path, out: Path, compiler: str, backend: str, samples: range, way: Way) -> None:
+def work(todo: Path, out: Path, args: argparse.Namespace, samples: range, way: Way) -> None:
     import torch
 
     torch.set_num_threads(1)
-    peer = Peer(compiler, backend, way)
-    table = dict(entries(way))
+    with ExitStack() as stack:
+        if args.unoptimized:
+            import unoptimized
+
+            unoptimized.use(stack)
+        check_entries(todo.read_text().split("\n"), out, Peer(args.compiler, args.backend, way), samples)
+
+
+def check_entries(names: list[str], out: Path, peer: Peer, samples: range) -> None:
+    table = dict(entries(peer.way))
     with out.open("a") as f:
-        for name in todo.read_text().split("\n"):
+        for name in names:
             print(json.dumps({"start": name}), file=f, flush=True)
             try:
                 row = check_entry(peer, name, table[name], samples)
             except Exception as e:  # making the samples failed, or the harness did: listed as an error of this entry
                 row = {"name": name, **verdict_of([{"verdict": "error"}]), "samples": [{"verdict": "error", "why": repr(e)[:400]}]}
             print(json.dumps(row), file=f, flush=True)
-            if way.device == "cuda" and is_lost():
+            if peer.way.device == "cuda" and is_lost():
                 os._exit(LOST)  # what follows would fail for nothing
 
 
@@ -569,6 +578,7 @@ class Worker:
         command = [sys.executable, str(HERE / "op_db.py"), "--worker", str(todo), "--worker-out", str(self.out),
                    "--compiler", self.args.compiler, "--backend", self.args.backend, "--samples", str(self.args.samples),
                    "--first", str(self.args.first), "--way", json.dumps(asdict(way_of(self.args)))]  # fmt: skip
+        command += ["--unoptimized"] if self.args.unoptimized else []
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.env)
         self.read, self.current, self.since = 0, "", time.time()
@@ -777,6 +787,7 @@ def main() -> int:
     p.add_argument("--layout", default="given", choices=LAYOUTS)
     p.add_argument("--errors", action="store_true", help="the database's error inputs")
     p.add_argument("--gradients", nargs="?", const="outside", default="", choices=("", "outside", "inside"), help="derivatives too")
+    p.add_argument("--unoptimized", action="store_true", help="C without optimizations (unoptimized.py): shorter where most of it runs once")
     p.add_argument("--way", default="", help=argparse.SUPPRESS)
     p.add_argument("--resume", action="store_true")
     p.add_argument("--verbose", action="store_true", help="print every entry, not only those that are not one graph")
@@ -788,7 +799,7 @@ def main() -> int:
     args = p.parse_args()
     samples = range(args.first, args.first + args.samples)
     if args.worker:
-        work(args.worker, args.worker_out, args.compiler, args.backend, samples, way_of(args))
+        work(args.worker, args.worker_out, args, samples, way_of(args))
         return 0
     if len(args.dtype) > 1:
         return side_by_side(args)

@@ -72,6 +72,10 @@ import torch._dynamo.exc
 e = kind()
 assert isinstance(e, torch._dynamo.exc.Unsupported) and "CAP020" in str(e) and e.code == "CAP020"
 assert isinstance(e, torch._dynamo.exc.UserError)
+for base in (torch._dynamo.exc.Unsupported, Exception):  # torch 2.11's is derived from the other one
+    torch._dynamo.exc.UserError = type("UserError", (base,), {})
+    e = kind()
+    assert isinstance(e, torch._dynamo.exc.UserError) and isinstance(e, torch._dynamo.exc.Unsupported)
 try:
     torchsmith.compile(lambda x: x + 1, fullgraph=True, backend=lambda gm, inputs: 1 / 0)(torch.ones(3))
 except torch._dynamo.exc.BackendCompilerFailed as e:

@@ -157,7 +157,8 @@ def _by_both_names(error: BaseException) -> None:
     kind = type(error)
     where, name = next((row for own, row in _PEERS.items() if issubclass(kind, own)), ("", ""))
     named = (getattr(sys.modules.get(where), n, None) for n in (name, _USERS.get(getattr(error, "code", ""), "")))
-    theirs = tuple(t for t in named if isinstance(t, type) and not issubclass(kind, t))
+    found = [t for t in named if isinstance(t, type) and not issubclass(kind, t)]
+    theirs = tuple(t for t in found if not any(u is not t and issubclass(u, t) for u in found))  # some releases derive one from the other
     if not theirs:
         return
     both = _BOTH.get((kind, theirs))
