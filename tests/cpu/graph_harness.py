@@ -32,8 +32,10 @@ def captured(fn: Callable[..., Any], args: tuple[Any, ...], facts: SizeFacts, dy
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def graph_of(fn: Callable[..., Any], *args: torch.Tensor, dynamic: tuple[int, ...] = ()) -> FunctionalGraph:
+def graph_of(fn: Callable[..., Any], *args: torch.Tensor, dynamic: tuple[int, ...] = (), reads: bool = False) -> FunctionalGraph:
+    """reads: values of one element may be numbers."""
     facts = SizeFacts()
+    facts.reads_data = reads
     gm = captured(fn, args, facts, dynamic)
     return functionalise(gm, facts.freeze())
 

@@ -291,12 +291,20 @@ def rows_that_the_device_tells(x, w, rows):
     return w[batch[:, 0] > 0], batch.nonzero(), rows * 2
 
 
-@pytest.mark.parametrize("fn", [take_rows_of_a_moved_batch, write_beside_the_host, rows_that_the_device_tells])
+def count_anew(x, w, rows):
+    """As an optimizer's first step does, whose counters are made in the host's memory and read as numbers."""
+    step = torch.zeros(()) + x.shape[0]
+    step += 1
+    w.mul_(1 - 0.9 ** step.item())
+    return step * step.item(), w + x.sum().item(), rows * 2
+
+
+@pytest.mark.parametrize("fn", [take_rows_of_a_moved_batch, write_beside_the_host, rows_that_the_device_tells, count_anew])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_hosts_part_is_taken_out(fn, dynamic):
     """What is left is on the device alone; both together give what eager gives."""
     example = torch.ones(4, 4), placed(4, 4), torch.ones(4, dtype=torch.int64)
-    fg = graph_of(fn, *example, dynamic=(0, 1, 2) if dynamic else ())
+    fg = graph_of(fn, *example, dynamic=(0, 1, 2) if dynamic else (), reads=True)
     with pytest.raises(Unsupported, match="LOW005"):
         lower(fg, Options(cuda_arch=80))
     parts = take_out(fg)

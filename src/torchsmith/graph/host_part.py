@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..ir.expr import Expr, walk
+from ..ir.expr import Expr, Sym, walk
 from ..ir.nested import leaves
 from .eager import asked, eager_callable, symbol_values, view_of
 from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, TensorSpec, ViewOutput
 
 HOST = "cpu"
+ITEM = torch.ops.aten._local_scalar_dense.default
 # Operators on a device that take tensors of the host which are no single numbers.
 TAKES_ARRAYS = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.copy.default})
 
@@ -65,7 +66,25 @@ class HostPart:
 def _sizes(node: fx.Node) -> list[Expr]:
     """The sizes in a node's results and arguments."""
     given = [v for v in leaves((node.args, tuple(node.kwargs.values()), node.meta.get("spec"))) if isinstance(v, Expr)]
-    return given + [e for s in _specs(node) for e in (*s.shape, *s.strides)]
+    return given + [e for s in _specs(node) for e in _sizes_of(s)]
+
+
+def _sizes_of(spec: TensorSpec) -> list[Expr]:
+    return [e for e in (*spec.shape, *spec.strides, spec.offset) if isinstance(e, Expr)]
+
+
+def _told(fg: FunctionalGraph) -> set[Sym]:
+    """What only running tells."""
+    return {s.sym for s in fg.symbols if s.origin == ("bound",)}
+
+
+def _is_item(node: fx.Node, inputs: dict[fx.Node, Any]) -> bool:
+    """Does it read a number in the host's memory? What is left reads it too: the tensor crosses, and is a symbol there."""
+    if node.target is not ITEM:
+        return False
+    (of,) = node.all_input_nodes
+    (spec,) = _specs(of) or [inputs[of]]
+    return spec.device == HOST and not spec.shape and isinstance(node.meta["spec"], Sym)
 
 
 def _is_array(node: fx.Node) -> bool:
@@ -96,7 +115,7 @@ def take_out(fg: FunctionalGraph) -> HostPart | None:
         before.append(node)
         if places[node] == {HOST}:  # else it is what moves to the device
             host.add(node)
-    told = {s.sym for s in fg.symbols if s.origin == ("bound",)}
+    told = _told(fg) - {n.meta["spec"] for n in before if _is_item(n, inputs)}
     if told and any(not told.isdisjoint(walk(*_sizes(n))) for n in before):
         return None  # running tells a size
     return _cut(fg, device, inputs, places, before)
@@ -113,9 +132,11 @@ def _cut(
     own = tuple(i for i, out in enumerate(fg.outputs) if _is_own(out, by_name, taken, arrays, placeholders))
     written = {placeholders[i] for i, _ in fg.write_backs}
     chained = any(isinstance(out, ViewOutput) and not isinstance(out.of, int) and out.of[1] in own for out in fg.outputs)
-    if written & arrays or chained or any(by_name[name] in taken for _, name in fg.write_backs):
+    told = _told(fg)
+    varies = any(not told.isdisjoint(walk(*_sizes_of(out.spec))) for i in own if isinstance(out := fg.outputs[i], ViewOutput))
+    if written & arrays or chained or varies or any(by_name[name] in taken for _, name in fg.write_backs):
         return None
-    left = [n for n in fg.graph.nodes if n.op == "call_function" and n not in taken]
+    left = [n for n in fg.graph.nodes if n.op == "call_function" and (n not in taken or _is_item(n, inputs))]
     used = {m for n in left for m in n.all_input_nodes}
     crossing = [n for n in (*placeholders, *before) if n in used and (n in arrays or n in taken)]
     are_arrays = {n for n in crossing if n in arrays or _is_array(n)}
