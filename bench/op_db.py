@@ -787,7 +787,7 @@ def main() -> int:
     p.add_argument("--layout", default="given", choices=LAYOUTS)
     p.add_argument("--errors", action="store_true", help="the database's error inputs")
     p.add_argument("--gradients", nargs="?", const="outside", default="", choices=("", "outside", "inside"), help="derivatives too")
-    p.add_argument("--unoptimized", action="store_true", help="C without optimizations (unoptimized.py): shorter where most of it runs once")
+    p.add_argument("--unoptimized", action="store_true", help="C without optimizations (unoptimized.py)")
     p.add_argument("--way", default="", help=argparse.SUPPRESS)
     p.add_argument("--resume", action="store_true")
     p.add_argument("--verbose", action="store_true", help="print every entry, not only those that are not one graph")
