@@ -16,8 +16,8 @@ from torchsmith.ir.expr import Axis, Cast, Const, Expr, Load, Sym, Var, const, o
 from torchsmith.ir.interpret import run_program
 from torchsmith.ir.kernel import Kernel, Scheduled
 from torchsmith.ir.linear import const_of
-from torchsmith.ir.program import BufArg, Buffer, Extern, Layout, Program, Stage, Store, dense
-from torchsmith.ir.target import cuda
+from torchsmith.ir.program import BufArg, Buffer, Extern, Layout, Program, Stage, Store, Symbol, dense
+from torchsmith.ir.target import CPU, cuda
 from torchsmith.ir.verify import VerifyError, verify_program, verify_scheduled
 from torchsmith.options import Options
 from torchsmith.schedule.access import collect, flat
@@ -295,6 +295,22 @@ def test_stages_do_not_move_across_an_extern_that_reads_a_view_of_what_they_writ
     program = k.program("y")
     k.buffers["a"] = replace(k.buffers["a"], layout=dense((const(8), const(8))))
     scheduled = form_kernels(fuse(program, Options()), Options())
+    assert [type(e).__name__ for e in scheduled.body] == ["Kernel", "Extern", "Kernel"]
+
+
+@pytest.mark.parametrize("former", [form_kernels, form_blocks])
+def test_stages_do_not_move_across_what_tells_a_size_that_they_use(former: Callable[..., Scheduled]) -> None:
+    """`a` may not wait for the extern, which reads it, and `y` may not come before it."""
+    k = Kit()
+    x, told = k.input("x", (8,)), Sym("u0")
+    a = k.stage("a", (8,), lambda i: op("mul", x(i), f(2)))
+    k.buffers["e"] = Buffer("e", F32, (told,), dense((told,)), "temp")
+    k.body.append(Extern("own::op", (BufArg("a"),), (), ("e",), binds=((told, 0, 0),)))
+    k.stage("y", (8,), lambda i: op("add", op("mul", x(i), a(i)), Cast(F32, told)), out=True)
+    program = k.program("y")
+    program = replace(program, symbols=(*program.symbols, Symbol(told, ("bound",), 0, 8)), target=cuda(90) if former is form_blocks else CPU)
+    scheduled = former(program, Options())
+    verify_scheduled(scheduled)
     assert [type(e).__name__ for e in scheduled.body] == ["Kernel", "Extern", "Kernel"]
 
 

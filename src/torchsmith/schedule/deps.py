@@ -67,6 +67,13 @@ def _rw(e: object) -> tuple[frozenset[str], frozenset[str]]:
     raise TypeError(f"not a body element: {e!r}")
 
 
+def defines(e: object) -> tuple[Sym, ...]:
+    """Symbols that no element before this one may use."""
+    if isinstance(e, Extern):
+        return tuple(sym for sym, _, _ in e.binds)
+    return (e.sym,) if isinstance(e, Bind) else ()
+
+
 def roots_of(buffers: Mapping[str, Buffer]) -> dict[str, str]:
     """buffer -> the buffer whose storage it lies in, for views."""
     return {n: root_of(buffers, n) for n, b in buffers.items() if b.storage_of is not None}

@@ -68,10 +68,11 @@ FORMS: dict[str, Callable[[Stage, Any, Forming], tuple[Kernel, ...]]] = {
 def hoist(body: Sequence[object], sym: Sym, buffers: Mapping[str, Buffer]) -> tuple[list[Kernel], list[object]]:
     """Kernels of a Repeat's body that compute the same in every iteration (packing weights), and the rest of it."""
     kernels = [e for e in body if isinstance(e, Kernel) and all(buffers[b].role == "temp" for b in deps.writes(e))]
+    defined = {sym, *(s for e in body for s in deps.defines(e))}
     while True:  # a kernel that stays keeps those that read what it writes
         others = [e for e in body if all(e is not k for k in kernels)]
         written = frozenset[str]().union(*(deps.writes(e) for e in others)) if others else frozenset()
-        again = [k for k in kernels if sym not in k.syms and not (deps.reads(k) | deps.writes(k)) & written]
+        again = [k for k in kernels if defined.isdisjoint(k.syms) and not (deps.reads(k) | deps.writes(k)) & written]
         if len(again) == len(kernels):
             break
         kernels = again

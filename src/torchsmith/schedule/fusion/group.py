@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from ...ir import memo
 from ...ir.expr import Axis, Const, Expr, Load, substitute, walk
-from ...ir.program import Bind, Buffer, Check, Element, Stage
+from ...ir.program import Buffer, Check, Element, Stage
 from ...options import Options
 from .. import deps
 from ..access import collect
@@ -220,7 +220,7 @@ class Grouper:
                 assert isinstance(g, Group)
                 between = items[k + 1 :]
                 down = not any(self.conflict(g, x) for x in between)
-                up = not down and not any(isinstance(x, Check | Bind) or self.conflict(alone, x) for x in between)
+                up = not down and not any(isinstance(x, Check) or deps.defines(x) or self.conflict(alone, x) for x in between)
                 if not down and not up:
                     continue
                 merged = self.join(g, s) if self.fuel else None

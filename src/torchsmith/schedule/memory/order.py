@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ...ir.expr import Const, Expr, Sym, walk
 from ...ir.kernel import Kernel, Scheduled
 from ...ir.program import Bind, Buffer, Check, Cond, Extern, Program, Repeat
-from ..deps import numel, reads, rooted, roots_of, writes
+from ..deps import defines, numel, reads, rooted, roots_of, writes
 
 Node = Kernel | Check | Extern | Bind | Cond | Repeat
 
@@ -71,10 +71,7 @@ class _Links:
                 readers[b] = []
             for b in self.reads[i] - self.writes[i]:
                 readers.setdefault(b, []).append(i)
-            if isinstance(node, Bind):
-                made[node.sym] = i
-            elif isinstance(node, Extern):
-                made.update((sym, i) for sym, _, _ in node.binds)
+            made.update(dict.fromkeys(defines(node), i))
 
 
 def _symbols(node: object, buffers: Sequence[Buffer]) -> Iterator[Sym]:
