@@ -329,6 +329,21 @@ def test_the_hosts_part_is_taken_out(fn, dynamic):
         assert [r is mine[0] for r in found] == [r is given[0] for r in wanted]
 
 
+@pytest.mark.parametrize("rows", [
+    torch.tensor([3, 9, 0, 9, 2, 9])[::2], torch.tensor([[3, 0], [9, 9], [2, 1]])[::2].T, torch.tensor([2, 3]).expand(3, 2),
+    torch.tensor([True, True, False, True, False, False, True, True])[::2],
+], ids=["gaps", "turned, gaps", "expanded", "mask"])  # fmt: skip
+def test_what_the_host_gives_lies_on_the_device_as_the_graph_reads_it(rows):
+    """torch's copy to a device keeps strides where no memory lies between the elements, and only there."""
+    fg = graph_of(lambda w, rows: torch.index_put(w, (rows,), w.new_zeros(())), placed(4, 4), rows)
+    parts = take_out(fg)
+    assert parts is not None and parts.moved == (True,)
+    _, (there,) = dataclasses.replace(parts, device="cpu").begin((torch.ones(4, 4), rows))
+    assert torch.equal(there, rows)
+    (spec,) = (s for s in parts.rest.inputs[1:] if s is not None)
+    assert there.to(torch.device("cpu"), copy=True).stride() == tuple(number_of(s, {}) for s in spec.strides)
+
+
 @pytest.mark.parametrize("fn", [
     lambda x, w: x + w,  # eager refuses it
     lambda x, w: (x.mul_(2), w + 1)[1],

@@ -19,6 +19,7 @@ from torch import fx
 
 from ..ir.expr import Expr, Sym, walk
 from ..ir.nested import leaves
+from ..ir.program import dense
 from .eager import asked, eager_callable, symbol_values, view_of
 from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, TensorSpec, ViewOutput
 
@@ -47,7 +48,7 @@ class HostPart:
         by_name = dict(zip((c for c in self.crossing if isinstance(c, str)), values, strict=False))
         given = [by_name[c] if isinstance(c, str) else inputs[c] for c in self.crossing]
         device = torch.device(self.device)
-        return values, tuple(v.to(device) if moves else v for v, moves in zip(given, self.moved, strict=True))
+        return values, tuple(v.contiguous().to(device) if moves else v for v, moves in zip(given, self.moved, strict=True))
 
     def end(self, inputs: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> tuple[Any, ...]:
         """The results of the whole, of what the part and `rest` gave."""
@@ -147,7 +148,11 @@ def _cut(
 
     specs = [inputs[n] if n in inputs else n.meta["spec"] for n in crossing]
     moved = tuple(s.device == HOST and bool(s.shape) for s in specs)
-    there = {n: replace(s, device=device) if moves else s for n, s, moves in zip(crossing, specs, moved, strict=True)}
+    # What moves has no gaps there: a copy of elements with gaps between them would be laid out otherwise.
+    there = {
+        n: replace(s, device=device, strides=dense(s.shape).strides) if moves else s
+        for n, s, moves in zip(crossing, specs, moved, strict=True)
+    }
     kept = tuple(i for i in range(len(fg.outputs)) if i not in own)
     rest = _rest(fg, inputs, arrays, there, left, kept)
     names = tuple(n.name for n in crossing if n in taken)
