@@ -668,6 +668,15 @@ def test_booleans_are_accumulated(how):
     check_triton(lambda at, v: torch.ones(4, dtype=torch.bool).scatter_reduce(0, at, v, how), at, ~values)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_that_meet_in_one_element_are_summed_in_float32(dtype):
+    """A sum in their own dtype stops at 256 or 2048, as the processor's does; eager's kernels of a GPU round once."""
+    at, ones = torch.zeros(2560, dtype=torch.int64), torch.ones(2560, dtype=dtype)
+    scheduled, _ = scheduled_of(lambda x, at, v: x.index_put((at,), v, accumulate=True), (torch.zeros(2, dtype=dtype), at, ones))
+    (got,) = run_triton(scheduled, [to_array(a) for a in (torch.zeros(2, dtype=dtype), at, ones)])
+    assert torch.equal(torch.from_numpy(got), torch.tensor([2560.0, 0], dtype=torch.from_numpy(got).dtype))
+
+
 def test_no_constants_are_reduced():
     """Triton 3.6 fails on them: a Fold that takes nothing in (is any index of 0 or 1 out of range?) is what it began with."""
 

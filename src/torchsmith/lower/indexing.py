@@ -142,9 +142,9 @@ def lower_index_put(cx: Builder, x: Ref, indices: Sequence[Ref | None], values: 
         return NotImplemented
     how = Advanced(x, indices)
     how.check(cx)
-    name = copied(cx, x, strides=cx.out.strides)
-    update(cx, name, how.shape, how.place, lambda i: cast(values.at(i), x.dtype), "add" if accumulate else "set")
-    return cx.ref(name)
+    name, rounded = accumulator(cx, x, accumulate and cx.device != "cpu")  # eager rounds each sum of the processor's
+    update(cx, name, how.shape, how.place, lambda i: cast(values.at(i), cx.buffers[name].dtype), "add" if accumulate else "set")
+    return rounded()
 
 
 # ---------------------------------------------------------------- scatter
