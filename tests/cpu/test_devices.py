@@ -153,6 +153,7 @@ def test_layouts_that_eagers_kernels_choose_on_cuda():
     assert strides(torch.nn.functional.batch_norm, turned, channels[0], channels[1]) == (12, 1, 4)
     drop = torch.ops.aten.native_dropout_backward.default
     assert strides(lambda g, m: drop(g, m, 2.0), turned, remember_device(turned.bool(), torch.device("cuda:0"))) == (12, 3, 1)
+    assert strides(lambda g, m: drop(g, m, 2.0), placed(5, 1, 3), placed(4, 3, dtype=torch.bool)) == (12, 3, 1)
 
 
 def found(fn, *args):
@@ -214,9 +215,16 @@ def test_what_eagers_kernels_refuse_on_cuda(call):
 @pytest.mark.parametrize(("call", "shapes"), [
     (lambda x: torch.nn.functional.channel_shuffle(x.mT, 2), [(2, 4, 5, 6)]),
     (lambda g, y: torch.ops.aten._softmax_backward_data.default(g, y.half(), 1, torch.float16), [(3, 4), (3, 4)]),
+    (lambda g, y: torch.ops.aten._softmax_backward_data.default(g.half(), y.half(), 1, torch.float32), [(3, 4), (3, 4)]),
+    (lambda g, y: torch.ops.aten._log_softmax_backward_data.default(g, y, 1, torch.bfloat16), [(3, 4), (3, 4)]),
+    (lambda g, m: torch.ops.aten.native_dropout_backward.default(g, m, 2.0), [(3, 4), (3, 4)]),
+    (lambda g, m: torch.ops.aten.native_dropout_backward.default(g.int(), m > 0, 2.0), [(3, 4), (3, 4)]),
     (lambda x, w: torch.ops.aten._batch_norm_with_update.default(x, w[0], w[1], w[:, 0], w[:, 1], 0.1, 1e-5), [(3, 4, 5), (4, 4)]),
     (lambda x, w: torch.nn.functional.batch_norm(x, w[:, 0], w[:, 1], w[0], w[1], True), [(3, 4, 5), (4, 4)]),
-], ids=["a view that there is not", "dtypes", "cuDNN's contiguous arguments", "statistics that eager would lose"])  # fmt: skip
+], ids=[
+    "a view that there is not", "dtypes", "widened", "narrowed", "a mask of floats", "integers", "cuDNN's contiguous arguments",
+    "statistics that eager would lose",
+])  # fmt: skip
 def test_what_eager_refuses_on_cuda_for_how_it_lies(call, shapes):
     with pytest.raises(Unsupported):
         graph_of(call, *(placed(*s) for s in shapes))

@@ -544,6 +544,14 @@ def test_derivatives_of_numbers_that_eager_has_none_for(dtype: torch.dtype) -> N
         check(lambda g, x, op=op: op(g, x, 1, g.dtype), (g, x))
 
 
+@pytest.mark.parametrize("scale", [2.0, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.bool])
+def test_gradients_of_dropout_are_products_of_what_is_given(dtype: torch.dtype, scale: float) -> None:
+    g = (torch.arange(12) % 5).view(4, 1, 3).to(dtype)
+    for mask in (torch.tensor([True, False, True]), torch.rand(2, 3) > 0.5, torch.rand(4, 2, 3)):
+        check(lambda g, m: aten.native_dropout_backward(g, m, scale), (g, mask))
+
+
 def test_results_come_in_eagers_containers() -> None:
     """A function rule that writes a composite out gives what torch gives: a tuple stays a tuple, also where sizes vary."""
 

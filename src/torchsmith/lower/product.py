@@ -14,7 +14,6 @@ from ..ir.expr import Const, Expr, convert, op, select
 from .core import Builder
 from .loss import broadcast_shape
 from .numerics import cast, held, opmath, rounded_to, scalar
-from .pointwise import map_elements
 from .reduce import Split, accumulator, norm_of, total
 from .ref import ONE, Index, Ref, known, product
 from .search import position
@@ -113,11 +112,6 @@ def lower_dist(cx: Builder, x: Ref, y: Ref, order: Any = 2) -> Any:
         return cast(op("sub", cast(x.at(i), compute), cast(y.at(i), compute)), d)
 
     return norm_of(cx, Ref(d, from_shape, difference), float(order), None, False)
-
-
-@lowers("aten.native_dropout_backward.default")
-def lower_dropout_backward(cx: Builder, grad: Ref, mask: Ref, scale: Any) -> Ref:
-    return map_elements(cx, lambda g, m, s: op("mul", op("mul", g, m), s), grad, mask, scale)
 
 
 MANY = 25  # rows beyond which eager takes the square of a distance from a matrix product

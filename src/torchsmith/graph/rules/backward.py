@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..layout import contiguous_strides, is_contiguous, propagate_strides, same, suggest_format
+from ..layout import contiguous_strides, format_strides, is_contiguous, is_shape, propagate_strides, same, suggest_format
 from ..tracing import device_of, fresh, make, part, rule
 from .create import copy_strides
 from .nn import RESAMPLING, _convolution_format, _pool
@@ -208,13 +208,29 @@ def prelu(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
     return tuple(_with_strides(t, _input_first(t, (grad, x))) for t in found)
 
 
+@part(aten.native_dropout_backward.default)
+def dropout(grad: Tensor, mask: Tensor, scale: float) -> Any:
+    found = grad * mask * scale
+    if device_of(grad).type == "cpu":
+        return found
+    if mask.dtype is not torch.bool or found.dtype is not grad.dtype:  # a kernel of floats
+        raise RuntimeError(f"no gradient of dropout for {grad.dtype} and a mask of {mask.dtype}")
+    return _with_strides(found, format_strides(tuple(grad.shape), suggest_format(grad))) if is_shape(found.shape, grad.shape) else found
+
+
 # ---------------------------------------------------------------- softmax
+def _check_softmax(grad: Tensor, input_dtype: torch.dtype) -> None:
+    """A GPU's kernels widen halves of the gradient's float32 alone."""
+    widened = grad.dtype is torch.float32 and input_dtype is torch.float16
+    if device_of(grad).type != "cpu" and grad.dtype is not input_dtype and not widened:
+        raise RuntimeError("expected input and grad types to match, or input to be at::Half and grad to be at::Float")
 
 
 @part(aten._softmax_backward_data.default)
 def softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
     if not grad.is_floating_point():
         return NotImplemented
+    _check_softmax(grad, input_dtype)
     g, p = _wide(grad, y)
     if device_of(grad).type == "cpu":
         found = (g - (g * p).sum(dim, keepdim=True)) * p
@@ -230,6 +246,7 @@ def softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
 def log_softmax(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
     if not grad.is_floating_point():
         return NotImplemented
+    _check_softmax(grad, input_dtype)
     g, v = _wide(grad, y)
     return _contiguous(aten._to_copy.default(g - torch.exp(v) * g.sum(dim, keepdim=True), dtype=input_dtype))
 

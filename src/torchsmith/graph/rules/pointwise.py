@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._mode_utils import no_dispatch
 
-from ..layout import broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, require, result_dtype, suggest_format
+from ..layout import broadcast, contiguous_strides, float_dtype, is_dense, propagate_strides, require, result_dtype
 from ..schema import info, overloads
 from ..sizes import SymTypes
 from ..tracing import RULES, device_of, fresh, make, rule
@@ -298,13 +298,6 @@ def _dtype_of_ldexp(a: torch.dtype, b: torch.dtype, *lines: bool) -> torch.dtype
 @rule(aten._conj_physical.default)
 def conj_physical(self: torch.Tensor) -> torch.Tensor:
     return filled(self, self.dtype)
-
-
-@rule(aten.native_dropout_backward.default)
-def native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    if device_of(grad_output).type == "cpu":
-        return elementwise((grad_output, mask), grad_output.dtype)
-    return fresh(grad_output.shape, grad_output.dtype, suggest_format(grad_output))
 
 
 @rule(aten.frexp.Tensor)
