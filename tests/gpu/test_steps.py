@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from pretend import calls, generator, pretending
 from stepping import stepper
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import torchsmith
 from torchsmith import pipeline
@@ -24,6 +26,7 @@ from torchsmith.ir.nested import every
 from torchsmith.ir.ops import OPS
 from torchsmith.ir.plan import Call, Segment
 from torchsmith.lower import core, devices, layout
+from torchsmith.runtime import host_torch
 
 
 @pytest.fixture
@@ -211,6 +214,67 @@ def test_gradients_of_convolutions_lie_channels_last(fake: ctypes.CDLL, whole: b
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
         assert a.stride() == b.stride()
         assert whole or (a.grad is None) == (b.grad is None)
+
+
+class Seen(TorchDispatchMode):
+    """How the operands of each operator lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, list[list[tuple[int, ...]]]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        self.calls.setdefault(str(func), []).append([tuple(t.stride()) for t in tensors])
+        return func(*args, **(kwargs or {}))
+
+
+def pooled(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Operators that are calls, forward or back."""
+    grid, samples = y[:, :2].permute(0, 2, 3, 1).tanh(), torch.full((2, 8, 2), 0.5)
+    return (
+        F.avg_pool2d(y, 3, 2, 1), F.adaptive_avg_pool2d(y, (5, 4)), F.fractional_max_pool2d(y, 2, output_size=5, _random_samples=samples),
+        F.pad(y, (2, 1, 1, 2), mode="reflect"), F.pad(y, (2, 1, 1, 2), mode="replicate"), F.interpolate(y, scale_factor=2, mode="bilinear"),
+        F.grid_sample(y, grid, align_corners=False), F.rrelu(y, training=False), torch.cdist(y, y),
+        y.sort(1).values, y.topk(3, 1).values, y.kthvalue(2, 3).values, y.median(3).values,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole step", "backward outside"])
+def test_calls_beside_convolutions_read_what_eagers_read(fake: ctypes.CDLL, whole: bool) -> None:
+    """The format of convolutions is theirs alone. Other kernels of the library see by the strides which one of them is to run: of them
+    avg_pool2d_backward's for channels-last images is wrong on GPUs where there is padding (torch 2.11)."""
+    torch.manual_seed(0)
+    first, second, x = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 1), torch.randn(2, 3, 13, 13)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = first(x)
+        return sum((t.square().sum() for t in pooled(y)), second(torch.relu(y)).square().sum())
+
+    def step(x: torch.Tensor, loss: Any = forward) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(loss(x), [first.weight, second.weight])
+
+    def refused(*_: Any) -> None:
+        raise RuntimeError("what torch runs is not recorded")
+
+    options = {"force_disable_caches": True}
+    joined, plans = pipeline.segment, []
+    with (
+        patch.object(layout, "LIBRARY_DEVICES", {"cuda", "cpu"}), patch.dict(host_torch.RECORDERS, {"cuda": (refused, refused)}),
+        patch.object(pipeline, "segment", lambda p, o: plans.append(joined(p, o)) or plans[-1]),
+    ):  # fmt: skip
+        found = torchsmith.compile(step, options=options)(x) if whole else step(x, torchsmith.compile(forward, options=options))
+    with Seen() as seen:
+        wanted = step(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    checked = set()
+    for plan in plans:
+        for extern in (s.extern for s in every(plan.run) if isinstance(s, Call)):
+            if extern.op in seen.calls and "convolution" not in extern.op:
+                lies = [tuple(n.value for n in plan.buffers[b].layout.strides) for b in extern.buffers]
+                assert lies in seen.calls[extern.op], (extern.op, lies, seen.calls[extern.op])
+                checked.add(extern.op)
+    assert len(plans) == 2 - whole and len(checked) >= 12, checked
 
 
 def test_attention_with_gradients_is_the_librarys(fake: ctypes.CDLL) -> None:

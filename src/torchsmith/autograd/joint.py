@@ -89,7 +89,7 @@ class Joint:
     """One recording of the forward pass, from which backward passes are derived.
 
     budget: of the bytes that backward keeps by default, 0 to 1 (options.activation_memory_budget). kept_format: how a value that only
-    backward reads is kept, where not as eager lays it out (None: as eager does).
+    backward reads is kept, where not row-major as eager lays it out (None: as eager does).
     """
 
     def __init__(
@@ -400,13 +400,21 @@ class _Part:
                 return self._input(Slot("kept", (self.joint.keep(self.joint.old_value(number)),)), node.spec)
             return self._input(Slot("input", (number,)), node.spec)
         if id(node) in self.earlier and not self._is_repeated(node):
-            return self._input(Slot("kept", (self.joint.keep(node),)), self.joint.kept_spec(node))
+            return self._brought(node)
         args, kwargs = self._mapped(node.args), {k: self._mapped(v) for k, v in node.kwargs.items()}
         new = Node(node.kind, node.target, args, kwargs, node.spec, node.loc, node.effect, node.raises and id(node) not in self.earlier)
         if node.view_of is not None:
             new.view_of = self.copy(node.view_of)
         self.nodes.append(new)
         return new
+
+    def _brought(self, node: Node) -> Node:
+        """What forward kept, laid out as eager lays it out, however it was kept: which kernel a library takes may depend on it."""
+        kept = self._input(Slot("kept", (self.joint.keep(node),)), self.joint.kept_spec(node))
+        if kept.spec is node.spec:
+            return kept
+        self.nodes.append(Node("call", aten.clone.default, (kept,), {"memory_format": torch.contiguous_format}, node.spec, node.loc))
+        return self.nodes[-1]
 
     def _is_repeated(self, node: Node) -> bool:
         """Is it computed again instead of kept?"""

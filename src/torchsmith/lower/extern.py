@@ -33,6 +33,11 @@ SHIM: dict[str, str] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": "as_given",
 }
 
+# Calls whose operands lie as lower/layout.py chooses; those of all others as in eager.
+CHOSEN = frozenset(getattr(torch.ops.aten, name).default for name in (
+    "convolution", "convolution_backward", "cudnn_convolution_relu", "cudnn_convolution_add_relu",
+))  # fmt: skip
+
 # Operators that do something besides giving a result, and so are kept when nobody reads the result.
 EFFECTS = frozenset({"aten._functional_assert_async.msg", "aten._local_scalar_dense.default"})
 
@@ -52,6 +57,11 @@ def is_random(target: Any) -> bool:
 _ENUMS: dict[type, str] = {
     torch.dtype: "dtype", torch.layout: "layout", torch.device: "device", torch.memory_format: "memory_format",
 }  # fmt: skip
+
+
+def eager_spec_of(node: fx.Node) -> Any:
+    """How eager lays out the value of a node, whose own layout a pass may have chosen (`meta["spec"]`)."""
+    return node.meta.get("eager_spec") or node.meta.get("spec")
 
 
 def extern_argument(cx: Builder, value: Any, spec: Any) -> ExternArg:
@@ -82,7 +92,8 @@ def lower_extern(cx: Builder, node: fx.Node, bound: Sequence[Any]) -> Any:
         raise Unsupported("LOW003", at=cx.loc, detail=f"{node.target} mutates or aliases its arguments")
     name = str(target)
     schema = target._schema.arguments
-    raw_args = fx.node.map_arg(_by_schema(schema, node), lambda n: n.meta.get("spec"))
+    spec_of = (lambda n: n.meta.get("spec")) if target in CHOSEN else eager_spec_of  # which kernel a library takes may depend on it
+    raw_args = fx.node.map_arg(_by_schema(schema, node), spec_of)
     args: list[ExternArg] = []
     kwargs: list[tuple[str, ExternArg]] = []
     for a, value, spec in zip(schema, bound, raw_args, strict=True):

@@ -19,6 +19,8 @@ from ..graph.spec import FreshOutput, FunctionalGraph, TensorSpec
 from ..ir.expr import Const, Expr, const
 from ..options import Options
 from .contraction import is_native_convolution
+from .extern import eager_spec_of
+from .ref import contiguous_strides
 from .table import LOWERINGS
 
 aten = torch.ops.aten
@@ -96,11 +98,13 @@ def is_library_convolution(node: torch.fx.Node) -> bool:
 
 
 def kept_format(spec: TensorSpec) -> TensorSpec | None:
-    """How an image of a GPU that only the backward pass reads is kept, where not as it lies: its convolutions read it channels-last."""
+    """How a row-major image of a GPU that only the backward pass reads is kept, where not as it lies: its convolutions read it
+    channels-last."""
     if not _is_library_image(spec):
         return None
     last = channels_last_strides(spec.shape)
-    return None if same_strides(spec.shape, spec.strides, last) else _with_strides(spec, last)
+    is_turned = same_strides(spec.shape, spec.strides, contiguous_strides(spec.shape)) and not same_strides(spec.shape, spec.strides, last)
+    return _with_strides(spec, last) if is_turned else None
 
 
 def _is_plain(node: torch.fx.Node) -> bool:
@@ -190,7 +194,7 @@ def _rewrite_library_gradient(graph: torch.fx.Graph, node: torch.fx.Node) -> Non
     for part in list(node.users):
         place = part.args[1]
         if place in (0, 1):
-            _set_strides(graph, part, node.meta["spec"][place].strides)
+            _set_strides(part, node.meta["spec"][place].strides)
 
 
 def _turned_weight(graph: torch.fx.Graph, before: torch.fx.Node, w: torch.fx.Node) -> torch.fx.Node:
@@ -205,15 +209,10 @@ def _turned_weight(graph: torch.fx.Graph, before: torch.fx.Node, w: torch.fx.Nod
         return clone_as(graph, w, torch.channels_last, last)
 
 
-def _set_strides(graph: torch.fx.Graph, node: torch.fx.Node, strides: tuple[Expr, ...]) -> None:
-    """A call's result lies so. Readers that are calls themselves get it as before."""
-    out: TensorSpec = node.meta["spec"]
-    node.meta["eager_spec"] = out
-    node.meta["spec"] = _with_strides(out, strides)
-    for user in list(node.users):
-        if user.op == "call_function" and user.target not in LOWERINGS and user.target not in CONVOLUTIONS:
-            with graph.inserting_before(user):
-                user.replace_input_with(node, clone_as(graph, node, torch.contiguous_format, out.strides))
+def _set_strides(node: torch.fx.Node, strides: tuple[Expr, ...]) -> None:
+    """A value lies so. Readers that are calls get it as before (lower/extern.py)."""
+    node.meta["eager_spec"] = eager_spec_of(node)
+    node.meta["spec"] = _with_strides(node.meta["spec"], strides)
 
 
 def _turned(graph: torch.fx.Graph, x: torch.fx.Node) -> torch.fx.Node:
@@ -222,10 +221,13 @@ def _turned(graph: torch.fx.Graph, x: torch.fx.Node) -> torch.fx.Node:
     wanted = channels_last_strides(spec.shape)
     if same_strides(spec.shape, spec.strides, wanted):
         return x
-    with graph.inserting_after(x):
-        clone = clone_as(graph, x, torch.channels_last, wanted)
-    x.replace_all_uses_with(clone, delete_user_cb=lambda user: user is not clone and user.target in LOWERINGS)
-    return clone
+    last = x.args[0] if x.target is aten.clone.default else None  # what forward kept lies so
+    if not isinstance(last, torch.fx.Node) or not same_strides(spec.shape, last.meta["spec"].strides, wanted):
+        with graph.inserting_after(x):
+            last = clone_as(graph, x, torch.channels_last, wanted)
+        last.meta["eager_spec"] = eager_spec_of(x)
+    x.replace_all_uses_with(last, delete_user_cb=lambda user: user is not last and user.target in LOWERINGS)
+    return last
 
 
 def _count(spec: TensorSpec) -> int | None:
@@ -241,7 +243,7 @@ def _rewrite(graph: torch.fx.Graph, conv: torch.fx.Node) -> None:
     w = conv.args[1]
     if is_library_convolution(conv) and isinstance(w, torch.fx.Node):  # else the library would turn the weight at every call
         conv.update_arg(1, _turned_weight(graph, conv, w))
-    _set_strides(graph, conv, channels_last_strides(conv.meta["spec"].shape))
+    _set_strides(conv, channels_last_strides(conv.meta["spec"].shape))
 
 
 def _drop_copies(graph: torch.fx.Graph, kept: dict[str, torch.fx.Node]) -> set[str]:
@@ -256,7 +258,7 @@ def _drop_copies(graph: torch.fx.Graph, kept: dict[str, torch.fx.Node]) -> set[s
         free = all(n.target in LOWERINGS and n.target not in CONVOLUTIONS | GRADIENTS for n in ours)
         if free or same_strides(spec.shape, source.meta["spec"].strides, spec.strides):
             if free:  # our own kernels make it, and read it by index: it may lie anyhow
-                source.meta["spec"] = _with_strides(source.meta["spec"], spec.strides)
+                _set_strides(source, spec.strides)
             node.replace_all_uses_with(source)
             graph.erase_node(node)
             kept[name] = source

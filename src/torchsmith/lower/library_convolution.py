@@ -18,6 +18,7 @@ from ..graph.spec import FunctionalGraph, TensorSpec
 from ..ir.expr import const
 from ..options import Options
 from .contraction import HALF_TYPES, is_own_convolution
+from .extern import eager_spec_of
 from .layout import channels_last_strides, clone_as, is_library_convolution, same_strides
 from .ref import known
 from .rewriter import Rewriter, lies
@@ -105,7 +106,8 @@ def join_activations(fg: FunctionalGraph, options: Options) -> FunctionalGraph:
         last = node.target is aten.clone.default and node.kwargs.get("memory_format") is torch.channels_last
         if last and node not in rewriter.kept.values():
             spec, source = node.meta["spec"], node.args[0]
-            if same_strides(spec.shape, source.meta["spec"].strides, spec.strides):
+            is_alike = eager_spec_of(node).strides == eager_spec_of(source).strides  # to calls that read it
+            if is_alike and same_strides(spec.shape, source.meta["spec"].strides, spec.strides):
                 rewriter.swap(node, source)
     return rewriter.done()
 
@@ -172,6 +174,7 @@ def _join(rewriter: Rewriter, conv: fx.Node, options: Options) -> bool:
     if nxt is not None and nxt.target is aten.relu.default and nxt not in rewriter.kept.values() and "relu" in FUSED:
         with rewriter.graph.inserting_before(nxt):
             made = rewriter.make(FUSED["relu"], (x, w, bias, stride, padding, dilation, groups), nxt, spec)
+        made.meta["eager_spec"] = eager_spec_of(nxt)
         rewriter.swap(nxt, made)
         rewriter.graph.erase_node(conv)
         return True
@@ -186,6 +189,7 @@ def _join(rewriter: Rewriter, conv: fx.Node, options: Options) -> bool:
                     z = clone_as(rewriter.graph, z, torch.channels_last, spec.strides)
                 args = (x, w, z, None, bias, stride, padding, dilation, groups)
                 made = rewriter.make(FUSED["add_relu"], args, last, spec)
+                made.meta["eager_spec"] = eager_spec_of(last)
             rewriter.swap(last, made)
             rewriter.graph.erase_node(nxt)
             rewriter.graph.erase_node(conv)
