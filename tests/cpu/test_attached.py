@@ -811,6 +811,58 @@ def test_a_backward_pass_that_writes_to_what_the_program_sees():
         torch.testing.assert_close(mine, theirs)
 
 
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -g
+
+
+class _FirstRow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x[0]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return torch.stack([g * 7, g * 0])
+
+
+class _Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 5
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 2
+
+
+def _apart_and_then_a_function(x):
+    with torch.no_grad():
+        apart = x.detach(), _Same.apply(x)
+    return _Same.apply(x), *apart
+
+
+def _written_by_a_function(x):
+    with torch.no_grad():
+        return _Doubled.apply(x), x.detach()
+
+
 def _under_no_grad(x):
     with torch.no_grad():
         return x.view(-1), x.detach(), x[1:]
@@ -828,7 +880,10 @@ def _asks_for_gradients(x):
     return seen, x + 1
 
 
-@pytest.mark.parametrize("fn", [_under_no_grad, _both_ways, _asks_for_gradients])
+@pytest.mark.filterwarnings("error:torchsmith. internal error")
+@pytest.mark.parametrize(
+    "fn", [_under_no_grad, _both_ways, _asks_for_gradients, _apart_and_then_a_function, _written_by_a_function]
+)
 @pytest.mark.parametrize("wants", [False, True])
 @pytest.mark.parametrize("on", [False, True])
 def test_views_have_the_history_that_eager_gives_them(fn, wants, on):
@@ -849,26 +904,6 @@ def test_views_have_the_history_that_eager_gives_them(fn, wants, on):
     assert (mine[1] is None) == (theirs[1] is None)
     if mine[1] is not None:
         torch.testing.assert_close(mine[1], theirs[1])
-
-
-class _Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return -g
-
-
-class _FirstRow(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x[0]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return torch.stack([g * 7, g * 0])
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -320,6 +320,8 @@ OLD_CONSTRUCTORS = {
     "an index": lambda x, n: x[torch.LongTensor([0, 2])] + n,
     "a mask": lambda x, n: x[torch.BoolTensor([True, False, True])],
     "of nothing": lambda x, n: (torch.Tensor([]), torch.DoubleTensor(())),
+    "of a size": lambda x, n: (x.new(x.shape).fill_(n), x.new(torch.Size([n])).zero_(), x.new(size=x.shape).fill_(1), x.new(n, 2).zero_()),
+    "of a tuple": lambda x, n: (x.new((n, 2)), x.new(list(x.shape))),
     "a number copied": lambda x, n: (x.clone().copy_(n), x.to(torch.int32).copy_(2.9), x.clone().copy_(True)),
 }
 

@@ -164,6 +164,60 @@ def test_what_a_transform_refuses_is_eagers_own_error():
         assert str(got.value) == str(want.value)
 
 
+class Old(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+class New(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+class Generated(New):
+    generate_vmap_rule = True
+
+
+class Ruled(New):
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Ruled.apply(x) + info.batch_size, in_dims[0]
+
+
+class Both(Ruled):
+    generate_vmap_rule = True
+
+
+@pytest.mark.parametrize("cls", [Old, New, Generated, Ruled, Both])
+def test_functions_follow_their_rules_for_transforms(cls):
+    """A class says how vmap maps it; torch.func refuses those that say nothing, and those whose forward takes ctx."""
+    def told(fn):
+        try:
+            return fn(X).tolist()
+        except RuntimeError as error:
+            return str(error)
+
+    for fn in (
+        vmap(cls.apply), grad(lambda x: cls.apply(x).sum()), vmap(grad(lambda r: cls.apply(r).sum())), jacrev(cls.apply),
+        grad(lambda x: x.sum() + cls.apply(X).sum()), vmap(lambda r: r + cls.apply(X[0])),
+    ):  # fmt: skip
+        assert told(torchsmith.compile(lambda x, fn=fn: fn(x))) == told(fn)
+
+
 def test_arrays_of_wrapped_tensors_are_eagers_own_error():
     def count(x):
         return x.sum() * x.detach().numpy().shape[0]

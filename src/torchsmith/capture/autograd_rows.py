@@ -60,13 +60,15 @@ def apply(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if is_allowed(cls):
         return m.recorder.record("function", _callable(cls), tuple(rest), kwargs)
     needs = tuple(issubclass(type(a), Tensor) and m.recorder.info(a).requires_grad for a in rest)
+    _check_transforms(m, cls)
     if not (m.grad and any(needs)):
         grad, m.grad_mode = m.grad, False  # in the graph too: what forward reads besides its arguments may require gradients
+        ctx = Context(needs)
         try:
-            made = _forward(m, cls, rest, kwargs, Context(needs))
+            made = _forward(m, cls, rest, kwargs, ctx)
         finally:
             m.grad_mode = grad
-        return _distinct(m, made, rest)
+        return _distinct(m, made, rest, ctx)
     recorder = m.recorder
     mark, before = recorder.last_node(), hooks.state_of_objects(m)
     reads, ctx = m.world.reads[0], Context(needs)
@@ -209,12 +211,28 @@ def _forward(m: Machine, cls: Any, args: Args, kwargs: Kwargs, ctx: Context) -> 
         m.grad = grad
 
 
-def _distinct(m: Machine, result: Any, args: Args) -> Any:
-    """An input that forward returns comes back as another tensor on the same memory."""
+def _check_transforms(m: Machine, cls: Any) -> None:
+    """What torch.func does with the class must be what it does elsewhere: it refuses some, and a class may have a rule of its own for vmap."""
+    around = [b for b in m.recorder.bodies if b.wraps]
+    if not around:
+        return
+    base = torch.autograd.Function
+    if at.load_attr(m, cls, "setup_context") is base.setup_context:
+        raise Unsupported("CAP051", at=m.loc(), detail=f"{cls.__name__}, whose forward takes ctx")
+    has_rule = at.load_attr(m, cls, "vmap") is not base.vmap
+    if any(b.is_mapped for b in around) and (has_rule or not at.load_attr(m, cls, "generate_vmap_rule")):
+        raise Unsupported("CAP051", at=m.loc(), detail=f"{cls.__name__} has {'a rule of its own' if has_rule else 'no rule'} for vmap")
+
+
+def _distinct(m: Machine, result: Any, args: Args, ctx: Context) -> Any:
+    """An input that forward returns comes back as another tensor on the same memory, which requires no grad; one that it wrote to and that
+    requires none is returned itself."""
     if issubclass(type(result), Tensor) and any(result is a for a in args):
-        return m.record("method", "view_as", (result, result), {})
+        if m.recorder.info(result).requires_grad:
+            return m.record("method", "detach", (result,), {})
+        return result if any(result is d for d in ctx.dirty) else m.record("method", "view_as", (result, result), {})
     if type(result) is tuple:
-        return tuple(_distinct(m, r, args) for r in result)
+        return tuple(_distinct(m, r, args, ctx) for r in result)
     return result
 
 

@@ -842,6 +842,7 @@ def _closed(m: Machine, b: _Builder, finish: Finish, keep: bool) -> Captured:
         m.world.guard(FixedObject(Unbound), "distinct", ((FixedObject(Unbound),), tuple(m.bound)))
     m.world.guard_apart((i.real, i.source) for i in recorder.real.values() if i.source is not None)
     inputs = _drop_unused(m, b, keep)
+    _drop_modes(recorder.graph)
     in_inference = recorder.results_inference(b.outs)
     recorder.graph.output(tuple(b.outs))
     graph = _Graph({}, recorder.graph)  # its Python is written when it is asked for
@@ -882,6 +883,13 @@ def _parts(m: Machine) -> dict[str, Any]:
         if node.op in ("call_function", "call_method") and node.target not in (operator.getitem, torch._C._set_grad_enabled):
             counts = [*counts, 0] if node.target is torch.autograd.grad or getattr(node.target, "goes_backwards", False) else [*counts[:-1], counts[-1] + 1]
     return {"operators": tuple(counts), "gradients": len(m.gradients.made), "never_written": tuple(m.gradients.never_written())}
+
+
+def _drop_modes(graph: torch.fx.Graph) -> None:
+    """Of changes of the grad mode with nothing between them the last one counts. Not while the graph grows: a node may mark a place in it."""
+    for node in list(graph.nodes):
+        if node.target is node.next.target is torch._C._set_grad_enabled:
+            graph.erase_node(node)
 
 
 def _drop_unused(m: Machine, b: _Builder, keep_arguments: bool) -> tuple[Source, ...]:

@@ -80,6 +80,15 @@ def _requires_grad_(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return t
 
 
+@tensor_method("new")
+def _new(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Of a torch.Size it makes that many elements, of another sequence a tensor of its numbers; in the graph both are tuples."""
+    sizes = args[0] if len(args) == 1 else kwargs.get("size")
+    if type(sizes) is not torch.Size:
+        return MISSING
+    return m.record("method", "new_empty", (t, sizes), {k: v for k, v in kwargs.items() if k != "size"})
+
+
 @tensor_method("__len__")
 def _len(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
     return pr.length(m, t)

@@ -222,9 +222,6 @@ def call_set_grad_enabled(m: Machine, args: list[Any], kwargs: dict[str, Any]) -
 
 def set_grad_enabled(m: Machine, mode: bool) -> None:
     """In the graph and for what follows."""
-    last = m.recorder.last_node()
-    if last is not None and last.op == "call_function" and last.target is torch._C._set_grad_enabled:
-        m.recorder.graph.erase_node(last)  # nothing ran between: the later one counts
     m.recorder.effect(torch._C._set_grad_enabled, (mode,))
     m.grad = mode
 
