@@ -460,6 +460,21 @@ def test_masks_that_are_true(rows, is_masked):
         assert program.buffers[call.args[3].buf].layout is None or program.buffers[call.args[3].buf].layout.strides[-1] == const(1)
 
 
+def test_an_attention_with_dropout_keeps_its_mask():
+    """Which kernel draws depends on whether there is one, and how it lies."""
+    q = remember_device(torch.randn(1, 2, 8, 16, device="meta"), CUDA)
+
+    def drop(q):
+        mask = (torch.arange(8, device=q.device)[None, None, :, None] >= 0).expand(1, 1, 8, 8)
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask, dropout_p=0.5) + 1
+
+    program = drop_masks(fuse(lower(graph_of(drop, q), Options()), Options()), Options())
+    (call,) = (e for e in program.body if isinstance(e, Extern))
+    mask = program.buffers[call.args[3].buf]
+    assert call.op == "aten.scaled_dot_product_attention.default" and mask.dtype.name == "bool"
+    assert mask.layout is not None and mask.layout.strides[-1] == const(0), mask.layout
+
+
 @pytest.mark.parametrize("fn", [lambda x: torch.roll(x, (1, 2), (0, 1)), lambda x: torch.flip(x, (0,))])
 def test_nothing_is_divided_by_an_empty_dimension(fn):
     """Triton 3.6's passes fail on such a text, though it would never run."""

@@ -86,6 +86,75 @@ def test_distributions(size: tuple[int, ...]) -> None:
         both(several, torch.empty(size, dtype=dtype, device=DEVICE), externs={"torchsmith.take_draws.default"})
 
 
+MASKS: dict[str, Callable[[torch.dtype], torch.Tensor | None]] = {
+    "no mask": lambda dtype: None,
+    "booleans": lambda dtype: torch.arange(40, device=DEVICE).expand(3, 1, 24, 40) < 33,
+    "true everywhere": lambda dtype: torch.ones(3, 1, 24, 40, dtype=torch.bool, device=DEVICE),
+    "expanded": lambda dtype: torch.randn(3, 1, 24, 1, dtype=dtype, device=DEVICE).expand(3, 4, 24, 40),
+    "with a gradient": lambda dtype: torch.randn(3, 4, 24, 40, dtype=dtype, device=DEVICE, requires_grad=True),
+}
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def attention_inputs(dtype: torch.dtype, kind: str, width: int = 32) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    made = [torch.randn(3, n, 4, width, dtype=dtype, device=DEVICE).transpose(1, 2).requires_grad_() for n in (24, 40, 40)]
+    mask = MASKS[kind](dtype)
+    return made if mask is None else [*made, mask]
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Draws before, between and behind; 0.125 is a rate that all libraries take."""
+    first = F.scaled_dot_product_attention(q + torch.rand_like(q), k * 2, v * 2, mask, 0.1)
+    return F.dropout(F.scaled_dot_product_attention(F.dropout(first, 0.2), k, v, mask, 0.125, scale=0.2), 0.3)
+
+
+@pytest.mark.parametrize("mode", ["whole step", "backward outside", "not recorded", "products in forward"])
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dropout_in_attention(dtype: torch.dtype, kind: str, mode: str) -> None:
+    """Forward, backward and the generator behind each, call by call; no two calls drop the same."""
+    given = attention_inputs(dtype, kind)
+    leaves = [t for t in given if t.requires_grad]
+
+    def run(f: Callable[..., torch.Tensor], *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kernels = [torch.nn.attention.SDPBackend.MATH] if mode == "products in forward" else []
+        with torch.nn.attention.sdpa_kernel(kernels) if kernels else torch.enable_grad():
+            out = f(*given)
+        return (out.detach(), *torch.autograd.grad((out * out).mean() + torch.rand((), device=DEVICE), leaves))
+
+    def step(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = attend(*given)
+        return out.detach(), *torch.autograd.grad((out * out).mean() + torch.rand((), device=DEVICE), [t for t in given if t.requires_grad])
+
+    options = {"triton.cudagraphs": mode != "not recorded"}
+    compiled = torchsmith.compile(step if mode == "whole step" else attend, options=options)
+    seen = []
+    with recording() as got:
+        for seed in (1, None, 2, None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            before = torch.cuda.get_rng_state()
+            wanted, after = step(*given) if mode == "whole step" else run(attend, *given), torch.cuda.get_rng_state()
+            torch.cuda.set_rng_state(before)
+            found = compiled(*given) if mode == "whole step" else run(compiled, *given)
+            assert torch.equal(torch.cuda.get_rng_state(), after)
+            for a, b in zip(found, wanted, strict=True):  # libraries add gradients up in any order
+                near = {torch.float64: 1e-12, torch.float32: 1e-4}.get(dtype, 2e-2)
+                torch.testing.assert_close(a, b, rtol=0.0, atol=near * b.abs().max().item())
+            seen.append(found[0])
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(seen))
+    assert not [e for e in got if e.kind in ("fallback", "graph_break")]
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dropout_in_attention_without_gradients(dtype: torch.dtype, kind: str) -> None:
+    with torch.no_grad():
+        both(lambda *given: (attend(*given),), *attention_inputs(dtype, kind))
+        both(lambda *given: (attend(*given),), *attention_inputs(dtype, kind, 36))
+
+
 def test_torchs_own_draws_keep_their_turn() -> None:
     x = torch.randn(1000, 100, device=DEVICE)
     both(lambda x: (F.dropout(x * 2, 0.5), torch.randn_like(x), torch.rand_like(x), F.dropout(x * 3, 0.2)), x)

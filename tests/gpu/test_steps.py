@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -331,3 +332,69 @@ def test_library_calls_of_two_graphs() -> None:
     for steps in (plan.run for plan in plans):  # the last product writes what the program sees, the first one back reads its gradient
         inside = [sum(isinstance(x, Call) for x in s.steps) for s in steps if isinstance(s, Segment)]
         assert sum(isinstance(s, Call) for s in steps) <= 2 and len(inside) <= 2 and max(inside) >= 2, inside
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["backward outside", "whole step"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_attention_with_dropout_is_eagers(fake: ctypes.CDLL, dtype: torch.dtype, whole: bool) -> None:
+    """Eager's own operator, forward and back, with the same numbers, new ones in each call, and behind them the same generator."""
+
+    def attend(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x + 1).view(2, 11, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mask = (torch.arange(11) < 9)[None, None, None].expand(2, 1, 11, 11)
+        first = F.scaled_dot_product_attention(q, k, v, mask, 0.25)
+        second = F.scaled_dot_product_attention(first, k, v, bias, 0.5, scale=0.3)
+        third = F.scaled_dot_product_attention(q[:, 0] * 2, k[:, 0].detach(), v[:1, 0], None, 0.5, True)
+        return (first + second.square() + third).transpose(1, 2)
+
+    def step(x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(attend(x, bias).square().mean(), (x, bias))
+
+    def outside(f: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
+        return lambda x, bias: torch.autograd.grad(f(x, bias).square().mean() + torch.rand(3).sum(), (x, bias))
+
+    torch.manual_seed(0)
+    x, bias = torch.randn(2, 11, 48, dtype=dtype, requires_grad=True), torch.randn(2, 1, 11, 11, dtype=dtype, requires_grad=True)
+    with patch.object(attention, "LIBRARIES", {"cpu"}), recording() as got:
+        options = {"force_disable_caches": True}
+        ours = torchsmith.compile(step, options=options) if whole else outside(torchsmith.compile(attend, options=options))
+        theirs = step if whole else outside(attend)
+        seen = []
+        for _ in range(4):
+            before = torch.get_rng_state()
+            wanted, after = theirs(x, bias), torch.get_rng_state()
+            torch.set_rng_state(before)
+            found = ours(x, bias)
+            assert torch.equal(torch.get_rng_state(), after)
+            for a, b in zip(found, wanted, strict=True):
+                torch.testing.assert_close(a, b, rtol=0.0, atol=(0.03 if dtype is torch.bfloat16 else 1e-5) * float(b.abs().max()))
+            seen.append(found[0])
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(seen))
+    assert not [e for e in got if e.kind == "fallback"]
+    externs = [x for e in got if e.kind == "graph" for x in e.fields["report"].externs]
+    assert sum("dropped" in x for x in externs) >= 2, externs
+
+
+def test_attention_whose_kernel_the_program_chooses_draws_as_eagers(fake: ctypes.CDLL) -> None:
+    """It ends the graph: the kernel is chosen in torch, and so it is where the products are asked for by name."""
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return F.scaled_dot_product_attention(x, x, x, None, 0.5) * 2
+
+    def named(x: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_dot_product_attention_math(x, x, x, None, 0.5)[0] * 2  # type: ignore[attr-defined,no-any-return]
+
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
+    for f in (chosen, named):
+        with patch.object(attention, "LIBRARIES", {"cpu"}), recording() as got:
+            compiled = torchsmith.compile(f, options={"force_disable_caches": True})
+            for seed in (0, 1):
+                found = []
+                for g in (compiled, f):
+                    torch.manual_seed(seed)
+                    found.append(torch.autograd.grad(g(x).square().sum(), x)[0])
+                torch.testing.assert_close(*found)
+        assert [e.fields["code"] for e in got if e.kind == "graph_break"][:1] == ["LOW003"]
+    assert before == (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled())

@@ -588,6 +588,10 @@ def _dynamos_break(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Unsupported("CAP018", at=m.loc(), detail="graph_break(" + ", ".join(map(repr, (*args, *kwargs.values()))) + ")")
 
 
+def _choose_kernels(m: Machine, args: list[Any], kwargs: dict[str, Any]) -> None:
+    m.recorder.facts.kernels_chosen = True
+
+
 # Inner functions of torch (decorators' wrappers), by their code: fn(machine, function, args, kwargs).
 BY_CODE: dict[types.CodeType, Callable[[Any, Any, list[Any], dict[str, Any]], Any]] = {}
 # Functions of modules that must not be imported for their own sake, by (module, name).
@@ -601,9 +605,9 @@ BY_NAME: dict[tuple[str, str], Row] = {
     ("torch._higher_order_ops.associative_scan", "associative_scan"): control_flow.associative_scan,
     ("torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_placeholder"): lambda m, args, kwargs: m.call(args[0], args[1:], kwargs),
     ("torch.nn.attention.flex_attention", "flex_attention"): flex.flex_attention,
-    # which library kernel eager would take: no question of what is computed
+    # which library kernel eager would take: no question of what is computed, unless the kernel draws
     ("torch.nn.attention", "_cur_sdpa_kernel_backends"): lambda m, args, kwargs: [],
-    ("torch.nn.attention", "_sdpa_kernel"): lambda m, args, kwargs: None,
+    ("torch.nn.attention", "_sdpa_kernel"): _choose_kernels,
     ("torch._dynamo.decorators", "graph_break"): _dynamos_break,
     # its error_on_graph_break is ours
     ("torch._dynamo.utils", "_get_error_on_graph_break"): lambda m, args, kwargs: m.error_mode,

@@ -1,4 +1,5 @@
-"""Attention of 16-bit numbers of which gradients are wanted, on a GPU: two operators on values, which torch's libraries compute.
+"""Attention of which gradients are wanted, on a GPU: operators on values, which torch's libraries compute. Two without dropout, of 16-bit
+numbers, and two with it, of all.
 
 B batches, H heads, N queries, M keys. q [B, H, N, D], k [B, H, M, D], v [B, H, M, E] of one floating dtype, their rows dense; mask: None,
 or what is added to the scores, of their dtype, of sizes that broadcast to [B, H, N, M].
@@ -9,19 +10,32 @@ or what is added to the scores, of their dtype, of sizes that broadcast to [B, H
 Eager's operators also hand a generator's state from one to the other, whose device depends on whether a stream is captured. Which library
 computes a call is found out when it is made: a mask that is true everywhere is dropped after all shapes are known. Here they are written
 with torch's operators for other devices.
+
+    dropped            out, as eager's attention gives it, and where its dropout's numbers begin (STATES bytes)
+    dropped_backward   the gradients of q, k, v and mask; an empty tensor for those that are not wanted
+
+What a dropout leaves depends on the kernel as well as on the generator: each has an order of its own. So the call is eager's whole
+operator, of tensors that require grad where eager's do, and backward makes it again, from the same state and by the same kernel, for
+eager's derivative of it. Neither keeps what lies between.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+
+from ..runtime.draws import generator_of
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 NAMESPACE = "torchsmith_attention"
 ROWS = 32  # the kernels that take masks pad the logarithms to a multiple of these
 WIDEST = 256  # numbers in a row of a head that the flash kernels take
+STATES = {"cuda": 16 + 1, "cpu": 5056 + 1}  # bytes of a generator's state, and one for the kernel
 ALIGNED = 8  # elements: steps of a mask that the library takes are multiples of these
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
@@ -100,6 +114,56 @@ def _library_backward(
     return tuple(map(_lying, found[:3]))  # type: ignore[return-value]
 
 
+# ---------------------------------------------------------------- with dropout
+
+
+@contextlib.contextmanager
+def _as_in_eager(given: Sequence[Tensor | None], wanted: Sequence[bool]) -> Iterator[tuple[Tensor | None, ...]]:
+    """The operands as leaves that require grad where eager's do: which kernel runs may depend on it."""
+    with torch.enable_grad(), torch._C._DisableAutocast():
+        yield tuple(None if t is None else t.detach().requires_grad_(needed) for t, needed in zip(given, wanted, strict=True))
+
+
+def _generator(device: torch.device) -> Any:
+    return torch.default_generator if device.type == "cpu" else generator_of(device)
+
+
+def _kernel(given: Any, how: Any) -> int:
+    *how, scale, enable_gqa = how
+    return int(aten._fused_sdp_choice.default(*given, *how, scale=scale, enable_gqa=enable_gqa))
+
+
+def _attend(given: Any, how: Any) -> Tensor:
+    *how, scale, enable_gqa = how
+    return aten.scaled_dot_product_attention.default(*given, *how, scale=scale, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
+
+
+def _dropped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, wanted: Sequence[bool], *how: Any) -> tuple[Tensor, Tensor]:
+    """Raises RuntimeError while a stream is captured, as its state is not known then: the call is repeated eagerly."""
+    state = _generator(q.device).get_state()
+    with _as_in_eager((q, k, v, mask), wanted) as given:
+        kernel, out = _kernel(given, how), _attend(given, how)
+    return out.detach(), torch.cat((state, state.new_tensor([kernel]))).to(q.device, non_blocking=True)
+
+
+def _dropped_backward(
+    grad: Tensor, state: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, wanted: Sequence[bool], *how: Any
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The state comes back from the device, which is waited for: libraries read it in the host's memory."""
+    generator, at_first = _generator(q.device), state.cpu()
+    now = generator.get_state()
+    with _as_in_eager((q, k, v, mask), wanted) as given, contextlib.ExitStack() as stack:
+        if _kernel(given, how) != at_first[-1]:  # other kernels are allowed by now
+            stack.enter_context(torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend(int(at_first[-1]))))
+        generator.set_state(at_first[:-1].clone())
+        try:
+            out = _attend(given, how)
+        finally:
+            generator.set_state(now)
+        found = iter(torch.autograd.grad(out, [t for t, needed in zip(given, wanted, strict=True) if t is not None and needed], grad))
+    return tuple(next(found) if needed else grad.new_empty(0) for needed in wanted)
+
+
 _GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? mask"
 _HOW = "bool is_causal, float? scale"
 for _name, _fn, _library, _schema in (
@@ -109,3 +173,8 @@ for _name, _fn, _library, _schema in (
     _LIBRARY.define(_name + _schema)
     _LIBRARY.impl(_name, _fn, "CompositeExplicitAutograd")
     _LIBRARY.impl(_name, _library, "CUDA")
+_DROPPING = "bool[] wanted, float dropout_p, bool is_causal, float? scale, bool enable_gqa"
+_LIBRARY.define(f"dropped({_GIVEN}, {_DROPPING}) -> (Tensor, Tensor)", tags=(torch.Tag.nondeterministic_seeded,))
+_LIBRARY.impl("dropped", _dropped, "CompositeExplicitAutograd")
+_LIBRARY.define(f"dropped_backward(Tensor grad, Tensor state, {_GIVEN}, {_DROPPING}) -> (Tensor, Tensor, Tensor, Tensor)")
+_LIBRARY.impl("dropped_backward", _dropped_backward, "CompositeExplicitAutograd")

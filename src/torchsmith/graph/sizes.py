@@ -60,6 +60,7 @@ class SizeFacts:
         self.passed_over: dict[tuple[str, Expr], None] = {}  # what torch's code was told of sizes at this line without its being assumed
         self.is_promise = False  # one graph is for all declared sizes: no choice is made for those at hand alone
         self.own_draws = False  # random operators are written with counters, not with eager's generator
+        self.kernels_chosen = False  # the program says which kernels attention may take, which is not said to torch
         self.calls = 0  # torch functions under way: what asks about sizes is torch's code, not the program
         self.guesses = True  # a truth that torch asks for may be taken for False, and checked when the graph runs
         self.guessed = 0  # how often one was

@@ -1,4 +1,5 @@
-"""Attention of which gradients are wanted, on a GPU: one operator and its derivative (graph/attention.py) where the library has it.
+"""Attention of which gradients are wanted, on a GPU: one operator and its derivative (graph/attention.py) where the library has it, and
+wherever something is dropped.
 Those of the library's forwards that programs call by name."""
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from typing import Any
 import torch
 
 from ...codes import Unsupported
-from ..attention import NAMESPACE, scores
-from ..layout import same
-from ..tracing import current, device_of, fresh, make, rule
+from ..attention import NAMESPACE, STATES, scores
+from ..layout import broadcast, same
+from ..tracing import Tracing, current, device_of, fresh, make, rule
+from . import nn
 from .views import copy_strides
 
 aten = torch.ops.aten
@@ -40,6 +42,14 @@ def library_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_
     return mask.dtype in (torch.bool, q.dtype) and mask.dim() <= 4 and fits and not is_causal and not mask.requires_grad
 
 
+def library_draws(trace: Tracing, q: Tensor, dropout_p: float) -> bool:
+    """Does a kernel of the library's draw here? Which one is found out when it is called."""
+    found = device_of(q).type in LIBRARIES and dropout_p > 0 and not trace.facts.own_draws
+    if found and trace.facts.kernels_chosen:
+        raise Unsupported("LOW003", at=trace.facts.loc, detail="dropout in attention under sdpa_kernel")
+    return found
+
+
 def _lying(like: Tensor, width: Any) -> Tensor:
     b, h, n, _ = like.shape
     return make((b, h, n, width), (n * h * width, width, h * width, 1), like.dtype)
@@ -54,6 +64,30 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_c
 @rule(ops.backward.default)
 def attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return tuple(_lying(t, t.shape[3]) for t in (q, k, v))
+
+
+@rule(ops.dropped.default)
+def attention_dropped(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, wanted: Any, dropout_p: float, is_causal: bool, scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    state = fresh((STATES[device_of(q).type],), torch.uint8)
+    lead = q.shape[:-2] if enable_gqa else broadcast(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    if any(not same(a, b) for t in (q, v) for a, b in zip(lead, t.shape[:-2], strict=False)) and not enable_gqa:
+        return fresh((*lead, q.shape[-2], v.shape[-1]), q.dtype), state  # of products
+    return nn.attention(q, k, v, mask, dropout_p, is_causal), state
+
+
+@rule(ops.dropped_backward.default)
+def attention_dropped_backward(
+    grad: Tensor, state: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, wanted: Any, *how: Any
+) -> tuple[Tensor, ...]:  # fmt: skip
+    def like(t: Tensor | None, needed: bool) -> Tensor:
+        if t is None or not needed:
+            return fresh((0,), grad.dtype)
+        return fresh(t.shape, t.dtype) if t is mask or t.dim() != 4 or t.dtype is torch.float64 else _lying(t, t.shape[3])
+
+    return tuple(like(t, needed) for t, needed in zip((q, k, v, mask), wanted, strict=True))
 
 
 @rule(aten._efficient_attention_forward.default)
@@ -94,3 +128,22 @@ class Attention(torch.autograd.Function):
             found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
             return *(next(found) if t.requires_grad else None for t in given[:3]), None, None, None
         return *ops.backward.default(grad, *given, out, log, *ctx.how), None, None, None
+
+
+class DroppedAttention(torch.autograd.Function):
+    """In: q, k, v, mask, dropout_p, is_causal, scale, enable_gqa; out: one value for each query."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:  # type: ignore[override]
+        ctx.how = (list(ctx.needs_input_grad[:4]), *given[4:])
+        out, state = current().dispatch(ops.dropped.default, (*given[:4], *ctx.how), {})
+        ctx.save_for_backward(*given[:4], state)
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        if torch.is_grad_enabled():  # eager's kernels have no derivative of it either, but for one
+            raise Unsupported("AUT004", at=current().facts.loc, detail="a derivative of a derivative of attention with dropout")
+        *given, state = ctx.saved_tensors
+        found = ops.dropped_backward.default(grad, state, *given, *ctx.how)
+        return *(t if needed else None for t, needed in zip(found, ctx.how[0], strict=True)), None, None, None, None

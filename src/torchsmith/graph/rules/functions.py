@@ -33,7 +33,7 @@ from ..layout import (
 )
 from ..sizes import SymTypes
 from ..tracing import Tracing, device_of, function_rule, tensors_in
-from .attention import Attention, library_takes
+from .attention import Attention, DroppedAttention, library_draws, library_takes
 from .nn import RESAMPLING, flash_applies, is_by_cudnn
 from .views import axis, infer, view_strides
 
@@ -276,6 +276,9 @@ def attention(
         raise RuntimeError("a dropout of less than nothing")  # which some kernels of eager's ignore
     options = {"scale": scale, "enable_gqa": enable_gqa}
     watched, place = is_watched(query, key, value, attn_mask), device_of(query).type
+    draws = library_draws(trace, query, dropout_p)
+    if draws and watched:
+        return DroppedAttention.apply(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)  # type: ignore[no-any-return]
     if watched and library_takes(query, key, value, attn_mask, dropout_p, is_causal):
         added = _as_summand(attn_mask, query) if attn_mask is not None and attn_mask.dtype is torch.bool else attn_mask
         return Attention.apply(query, key, value, added, is_causal, scale)  # type: ignore[no-any-return]
@@ -283,9 +286,10 @@ def attention(
         if watched:
             with trace.without_autocast():
                 return call(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        if attn_mask is not None and attn_mask.dtype is torch.bool:
+        exact = attn_mask is None or draws  # the mask has a say in which kernel draws
+        if not exact and attn_mask.dtype is torch.bool:
             attn_mask = _as_summand(attn_mask, query)  # the library would do that in every call, with three kernels
-        if attn_mask is not None and not is_one(attn_mask.shape[-1]) and not same(attn_mask.stride(-1), 1):
+        if not exact and not is_one(attn_mask.shape[-1]) and not same(attn_mask.stride(-1), 1):
             attn_mask = attn_mask.contiguous()  # an expanded one sends the library to its slowest way
         return trace.dispatch(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask, dropout_p, is_causal), options)
     if "cpu" in trace.autocast:
@@ -303,6 +307,16 @@ def attention(
             attn_mask = attn_mask.expand(whole)  # a size that is found to be 1 is not written so: kernels would walk along it
     flash = aten._scaled_dot_product_flash_attention_for_cpu.default
     return flash(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+@function_rule(torch._scaled_dot_product_attention_math)
+def attention_of_products(
+    trace: Tracing, call: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any,
+    **options: Any,
+) -> Any:  # fmt: skip
+    if library_draws(trace, query, dropout_p):  # traced, its C++ would draw as on the processor
+        raise Unsupported("LOW003", at=trace.facts.loc, detail="_scaled_dot_product_attention_math with dropout")
+    return call(query, key, value, attn_mask, dropout_p, *rest, **options)
 
 
 @function_rule(torch._native_multi_head_attention)

@@ -469,13 +469,16 @@ def attention(
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """A GPU's kernels for 16-bit numbers keep the query's layout, those for float32 put heads inside of rows. Where neither takes the call
-    it is made of products: rows that are not dense, and rows of float32 that are no multiple of 16 bytes."""
+    it is made of products: rows that are not dense, those of a mask, too, and rows of float32, or beside a mask, that are no multiple of 16
+    bytes."""
     shape = (*query.shape[:-1], value.shape[-1])
     widths = [t.shape[-1] for t in (query, value) if type(t.shape[-1]) is int]
-    in_parts = query.dtype is torch.float64 or (query.dtype is torch.float32 and any(n % 4 for n in widths))
-    if query.dim() != 4 or in_parts or not all(same(t.stride(-1), 1) for t in (query, key, value)):
+    is_half, masks = query.dtype.itemsize == 2, () if attn_mask is None else (attn_mask,)
+    in_parts = query.dtype is torch.float64 or ((masks or not is_half) and any(n % (16 // query.dtype.itemsize) for n in widths))
+    if query.dim() != 4 or in_parts or not all(same(t.stride(-1), 1) for t in (query, key, value, *masks)):
         return fresh(shape, query.dtype)
-    if query.dtype is not torch.float32 and same(query.shape[-1], value.shape[-1]):
+    by_rows = masks and dropout_p * 16 % 1  # by the only library that takes a mask beside such a rate
+    if is_half and not by_rows and same(query.shape[-1], value.shape[-1]):
         n = query.shape[-1]
         if type(n) is int and n % 8 and attn_mask is None:  # rows are padded to a multiple of 8 and cut off again
             return make(shape, fresh((*query.shape[:-1], n + -n % 8), query.dtype).stride(), query.dtype)

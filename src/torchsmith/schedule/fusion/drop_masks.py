@@ -2,8 +2,8 @@
 
     stage [i, j]  m[i, j] = 0.0;    extern attention(q, k, v, m, ..)      ->      extern attention(q, k, v, None, ..)
 
-Models make such masks where they cannot look at values, and a library's fastest kernels take no mask. Runs after `fuse`, which has put
-together what a mask is computed from.
+Models make such masks where they cannot look at values, and a library's fastest kernels take no mask. Those draw other numbers than the
+kernels that take one: an attention with dropout keeps its mask. Runs after `fuse`, which has put together what a mask is computed from.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ...ir.expr import Const
 from ...ir.program import BufArg, Element, Extern, Program, Stage
 from ...options import Options
 from .. import deps
+from ..memory.segment import DROPPING, drops_nothing
 
 # Which argument it is.
 MASKED = {
@@ -23,8 +24,7 @@ MASKED = {
 
 def drop_masks(program: Program, options: Options) -> Program:
     """Only for masks that one Stage fills; where nothing else reads them, that Stage goes, too."""
-    calls = [e for e in program.body if isinstance(e, Extern) and e.op in MASKED]
-    if not calls:
+    if not any(map(_may_drop, program.body)):
         return program
     roots = deps.roots_of(program.buffers)
     written = deps.writers(program.body, roots)
@@ -35,7 +35,7 @@ def drop_masks(program: Program, options: Options) -> Program:
             full[buf] = stage
     body: list[Element] = []
     for e in program.body:
-        if isinstance(e, Extern) and e.op in MASKED:
+        if isinstance(e, Extern) and _may_drop(e):
             at = MASKED[e.op]
             mask = e.args[at] if at < len(e.args) else None
             if isinstance(mask, BufArg) and roots.get(mask.buf, mask.buf) in full:
@@ -44,6 +44,10 @@ def drop_masks(program: Program, options: Options) -> Program:
     used = deps.pinned(replace(program, body=tuple(body))).union(*(deps.reads(e) for e in body))
     unread = {id(s) for buf, s in full.items() if buf not in deps.rooted(frozenset(used), roots)}
     return replace(program, body=tuple(e for e in body if id(e) not in unread))
+
+
+def _may_drop(e: Element) -> bool:
+    return isinstance(e, Extern) and e.op in MASKED and (e.op not in DROPPING or drops_nothing(e))
 
 
 def _lets_pass(stage: Stage) -> bool:

@@ -101,7 +101,7 @@ class _Joiner:
 
     def stays(self, extern: Extern) -> bool:
         """Can this call be replayed with the addresses it has now, if what it returns is released in time?"""
-        if extern.binds or extern.mutates or not (extern.via == "shim" or extern.op in QUEUED or _drops_nothing(extern)):
+        if extern.binds or extern.mutates or not (extern.via == "shim" or extern.op in QUEUED or drops_nothing(extern)):
             return False
         for leaf in extern.leaves:
             if isinstance(leaf, BufArg) and not self.is_fixed(leaf.buf):
@@ -127,7 +127,7 @@ def _is_of_sizes(s: Step) -> bool:
     return not any(isinstance(e, Load) for e in walk(s.value if isinstance(s, Bind) else s.cond))
 
 
-def _drops_nothing(extern: Extern) -> bool:
+def drops_nothing(extern: Extern) -> bool:
     """An attention whose dropout, a positional or named argument, is the number 0."""
     at = DROPPING.get(extern.op)
     if at is None:
