@@ -122,7 +122,7 @@ class Joint:
         for t, fn in self.rec.watched:
             if t.requires_grad and t.grad_fn is not fn:
                 raise Unsupported("AUT001", at=self.facts.loc, detail="an input is written where gradients flow")
-        outputs = describe_outputs(self.rec, outs, homes=True)
+        outputs = describe_outputs(self.rec, outs, homes=True, lone=gm.meta.get("stops", False))
         outs = [*outs, *outputs.homes]
         rows = list(outputs.results)
         for k, row in enumerate(rows):

@@ -756,6 +756,7 @@ def stopped(m: Machine, frame: Frame) -> Captured:
     before = next((i for i in reversed(frame.code.instrs[: frame.index]) if i.name not in ("PRECALL", "EXTENDED_ARG")), None)
     kw_names = before.arg if before is not None and before.name == "KW_NAMES" else None
     done = finished(m, tuple(values))
+    done.graph.meta["stops"] = True  # what it gives goes on in the frame
     return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, tuple(data), varying))
 
 

@@ -56,7 +56,8 @@ def functionalise(gm: fx.GraphModule, facts: SizeFacts, homes: bool = False) -> 
     Where the program goes backwards itself, autograd watches while it is recorded, and backward is recorded as what it computes.
     """
     recording = Recording(facts, goes_backwards(gm))
-    return emit_graph(recording, traced(recording, lambda: describe_outputs(recording, run_captured(gm, recording), homes)))
+    lone = gm.meta.get("stops", False)
+    return emit_graph(recording, traced(recording, lambda: describe_outputs(recording, run_captured(gm, recording), homes, lone)))
 
 
 def traced(recording: Recording, work: Callable[[], T]) -> T:

@@ -64,9 +64,10 @@ def _groups(rec: Recording, outs: list[Any]) -> dict[int, list[int]]:
     return groups
 
 
-def describe_outputs(rec: Recording, outs: list[Any], homes: bool = False) -> Outputs:
+def describe_outputs(rec: Recording, outs: list[Any], homes: bool = False, lone: bool = False) -> Outputs:
     """homes: memory that several of `outs` show parts of, and none of them shows whole, becomes a result too, of which those are views.
-    Without, parts that do not overlap become tensors with memory of their own."""
+    Without, parts that do not overlap become tensors with memory of their own. lone: so does memory that one of them shows a part of: the
+    program goes on, and may reach the rest of it (as_strided, set_)."""
     asked, outs = len(outs), list(outs)
     results: list[Any] = [None] * len(outs)
     groups = _groups(rec, outs)
@@ -81,7 +82,7 @@ def describe_outputs(rec: Recording, outs: list[Any], homes: bool = False) -> Ou
             raise Unsupported("GRA006", at=rec.facts.loc, detail=f"a result of type {type(out).__name__}")
     taken: set[Node] = set()
     for members in groups.values():
-        _of_memory(rec, outs, members, results, taken, homes)
+        _of_memory(rec, outs, members, results, taken, homes, lone)
     return Outputs(tuple(results), _write_backs(rec), tuple(outs[asked:]))
 
 
@@ -101,11 +102,14 @@ def _away(out: torch.Tensor, base: torch.Tensor) -> Expr:
     return expr_of(out.storage_offset() - start)
 
 
-def _of_memory(rec: Recording, outs: list[Any], members: list[int], results: list[Any], taken: set[Node], homes: bool) -> None:
+def _of_memory(
+    rec: Recording, outs: list[Any], members: list[int], results: list[Any], taken: set[Node], homes: bool, lone: bool
+) -> None:
     """Results that share one fresh piece of memory: the one that contains the others is fresh, they are views of it."""
     parts, leader, apart = list({id(outs[i]): outs[i] for i in members}.values()), _leader(rec, outs, members), False
-    if len(parts) > 1 and (leader is None or not _is_whole(rec, outs[leader])):
-        apart, memory = not _overlap(rec, parts), rec.value_of(parts[0]).root.tensor
+    memory = rec.value_of(parts[0]).root.tensor
+    if (len(parts) > 1 or (lone and not _shows_all(parts[0], memory))) and (leader is None or not _is_whole(rec, outs[leader])):
+        apart = not _overlap(rec, parts)
         # parts that autograd knows are roots of its graph, each for itself: a write to one is nothing to the others
         if homes and is_dense(memory) and (apart or not any(t.requires_grad for t in parts)):
             leader, members = len(outs), [*members, len(outs)]
@@ -133,6 +137,11 @@ def _refuse_lazy(rec: Recording, out: torch.Tensor) -> None:
     for step in rec.value_of(out).steps:
         if step.op in (aten._conj.default, aten._neg_view.default):
             raise Unsupported("GRA006", at=step.loc, detail="a conjugate view as a result")
+
+
+def _shows_all(out: torch.Tensor, memory: torch.Tensor) -> bool:
+    """Does it hold all elements of its memory, in whatever order?"""
+    return is_dense(out) and _reach(out) == _reach(memory)
 
 
 def _is_whole(rec: Recording, out: torch.Tensor) -> bool:
