@@ -8,6 +8,7 @@ import copy
 import gc
 import io
 import logging
+import queue
 import sys
 import threading
 import time
@@ -1622,3 +1623,116 @@ def test_iterators_of_what_was_written_or_made_before_the_break(fn, args):
     compiled = torchsmith.compile(fn, backend="eager")
     for _ in range(3):
         same(outcome(compiled, copy.deepcopy((X, *args)))[:3], outcome(fn, copy.deepcopy((X, *args)))[:3])
+
+
+def starts_before_its_part(x):
+    part = (x * 2).flatten()[2:]
+    LOCK.acquire()
+    LOCK.release()
+    return part.as_strided((2, 2), (1, 1), 0), part.storage_offset(), part.untyped_storage().size()
+
+
+def takes_the_whole_storage(x):
+    _, part = (x * 2).flatten().chunk(2)
+    LOCK.acquire()
+    LOCK.release()
+    part.set_(part.untyped_storage(), 0, (6,), (1,))
+    return part
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize("fn", [starts_before_its_part, takes_the_whole_storage], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_part_of_memory_behind_a_break_is_still_a_part_of_it(fn, dynamic):
+    compiled = torchsmith.compile(fn, dynamic=dynamic)
+    for n in (2, 2, 3):
+        x = torch.arange(3.0 * n).reshape(n, 3)
+        same(compiled(x), fn(x))
+
+
+class Timed:
+    v = 2.0
+
+    def times(self, x):
+        return x * self.v
+
+
+def is_referred_to(x):
+    held = Timed()
+    ref = weakref.ref(held)
+    LOCK.acquire()
+    LOCK.release()
+    alive = ref() is held
+    LOCK.acquire()
+    LOCK.release()
+    del held
+    return x, alive, ref() is None
+
+
+def is_in_a_weak_set(x):
+    held, others = Timed(), weakref.WeakSet()
+    others.add(held)
+    found = held in others
+    return x, len(others), found, [a.v for a in others]
+
+
+def is_called_back(x):
+    log, held = [], Timed()
+    told = weakref.ref(held, lambda _: log.append("gone"))
+    log.append("made" if told else "")
+    del held
+    log.append("deleted")
+    return x, log
+
+
+def is_a_proxy(x):
+    held = Timed()
+    proxy = weakref.proxy(held)
+    y = proxy.times(x)
+    proxy.v = 3.0
+    z = held.times(x), isinstance(proxy, Timed), type(proxy) is Timed, hasattr(proxy, "times"), getattr(proxy, "nothing", None)
+    del held
+    try:
+        return y, z, proxy.v
+    except ReferenceError as e:
+        return y, z, str(e)
+
+
+def is_finalised(x):
+    log = []
+
+    class Ended:
+        def __del__(self):
+            log.append("ended")
+
+    def inner():
+        ended = Ended()
+        LOCK.acquire()
+        LOCK.release()
+        log.append(type(ended).__name__)
+        LOCK.acquire()
+        LOCK.release()
+        log.append("last")
+
+    inner()
+    return x, log
+
+
+@pytest.mark.parametrize("fn", [is_referred_to, is_in_a_weak_set, is_called_back, is_a_proxy, is_finalised], ids=lambda f: f.__name__)
+def test_objects_whose_end_can_be_seen_live_as_long_as_their_frame(fn):
+    compiled = torchsmith.compile(fn, backend="eager")
+    for _ in range(2):
+        same(outcome(compiled, (X,))[:3], outcome(fn, (X,))[:3])
+
+
+def test_a_method_in_c_that_knows_its_class_belongs_to_the_object_of_the_call():
+    def fn(x):
+        made = queue.SimpleQueue()
+        made.put(x)
+        return made.get(timeout=5) + 1, made.empty()  # `get` is of a type of its own
+
+    compiled = torchsmith.compile(fn, backend="eager")
+    for _ in range(3):
+        same(compiled(X), fn(X))

@@ -3,6 +3,7 @@ built inside comes out as the program made it."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import itertools
@@ -305,3 +306,70 @@ def test_a_modules_dictionaries_hold_what_was_written() -> None:
     for n in range(1, 4):
         x = torch.full((2,), float(n))
         assert repr(compiled(x)) == repr(other(x)) and repr(mine) == repr(other)
+
+
+def _made(x: torch.Tensor) -> Any:
+    one = Thing()
+    return one, id(one), x
+
+
+def _hashed(x: torch.Tensor) -> Any:
+    one = Thing()
+    return {one: 1}, one, hash(one), object.__hash__(one), hash((one, 1)) == hash((one, 1)), x
+
+
+def _written(x: torch.Tensor) -> Any:
+    one, two = Thing(), lambda: 0
+    return one, two, repr(one), str(two), f"{one}", [repr([one]), repr({"k": (one,)})], str(ValueError(one)), hex(id(one)), x
+
+
+@pytest.mark.parametrize(
+    ("fn", "again"),
+    [
+        (_made, lambda r: [id(r[0])] == [r[1]]),
+        (_hashed, lambda r: r[0][r[1]] == 1 and hash(r[1]) == r[2] == r[3] and r[4]),
+        (_written, lambda r: [*r[2:5], *r[6:8]] == [repr(r[0]), str(r[1]), *[str(r[0])] * 2, hex(id(r[0]))] and r[5][0] == f"[{r[0]}]"),
+    ],
+)  # fmt: skip
+def test_an_address_is_that_of_the_object_that_comes_out(fn: Callable[..., Any], again: Callable[..., bool]) -> None:
+    compiled, kept = torchsmith.compile(fn, backend="eager"), []
+    for _ in range(3):
+        kept.append(compiled(torch.ones(2)))
+        assert again(kept[-1]) and again(fn(torch.ones(2)))
+
+
+def test_a_hash_by_address_of_an_object_from_outside_is_of_that_object() -> None:
+    compiled = torchsmith.compile(lambda x, a: (object.__hash__(a), a.__hash__(), x), backend="eager")
+    for _ in range(3):
+        one = Thing()
+        assert compiled(torch.ones(2), one)[:2] == (hash(one),) * 2
+
+
+def _copies_apart(x: torch.Tensor) -> Any:
+    whole, other = x * 1, [x * 2]
+    parts, twice = copy.deepcopy([whole[:1], whole[1:], whole]), copy.deepcopy([other, other])
+    parts[2].zero_()
+    twice[0][0].zero_()
+    return parts, [t.storage_offset() for t in parts], twice
+
+
+def _copies_of_outside(x: torch.Tensor, given: list[torch.Tensor]) -> Any:
+    made = copy.deepcopy(given)
+    made[0].zero_()
+    return made, x + 1
+
+
+def _copies_of_strides(x: torch.Tensor) -> Any:
+    return [t.stride() for t in (copy.deepcopy(x.expand(2, 2)), copy.deepcopy(x.repeat(2)[::2]))], x
+
+
+def test_deep_copies_share_memory_where_what_was_copied_does() -> None:
+    v = torch.ones(4)
+    for fn, calls in (
+        (_copies_apart, [()]), (_copies_of_strides, [()]),
+        (_copies_of_outside, [([torch.ones(2), torch.ones(2)],), ([v[:2], v],), ([v[:2], v[2:]],), ([v, v],), ([torch.ones(4), v],)]),
+    ):  # fmt: skip
+        compiled = torchsmith.compile(fn, backend="eager")
+        for args in (*calls, *calls):
+            assert repr(compiled(torch.ones(2), *args)) == repr(fn(torch.ones(2), *args))
+    assert v.tolist() == [1, 1, 1, 1]

@@ -135,6 +135,26 @@ def live(code: CodeType) -> tuple[frozenset[int], ...]:
 
 
 @cache
+def overwritten(code: CodeType) -> tuple[frozenset[int], ...]:
+    """For each instruction, the slots that it, or one that may follow, gives another value."""
+    c = decode(code)
+    found: list[set[int]] = [set() for _ in c.instrs]
+    changed = True
+    while changed:
+        changed = False
+        for ins in reversed(c.instrs):
+            ways = [ins.index + 1] if ins.name not in _ENDS and ins.name not in _ALWAYS else []
+            ways += [ins.value] if ins.name in _JUMPS else []
+            row = c.handlers[ins.index]
+            ways += [] if row is None else [row[0]]
+            now = set(_slots_of(ins)[1]).union(*(found[k] for k in ways if k < len(found)))
+            if now != found[ins.index]:
+                found[ins.index] = now
+                changed = True
+    return tuple(map(frozenset, found))
+
+
+@cache
 def unbound(code: CodeType) -> tuple[frozenset[int], ...]:
     """For each instruction, the slots that may have no value in front of it. Cells always have one."""
     c = decode(code)

@@ -208,7 +208,7 @@ def _of_thread(m: Machine, obj: Any, t: type, name: str) -> Any:
         return track.attrs[name]
     try:
         value = getattr(obj, name)
-    except AttributeError:  # another thread may have it
+    except (AttributeError, ReferenceError):  # another thread may have it; what a proxy stood for may be gone
         return MISSING
     return m.world.wrap(value, Attr(track.source, name, "getattr"))
 
@@ -218,6 +218,11 @@ def _looks_up_itself(method: Any) -> bool:
     """Is this `__getattribute__` (`__setattr__`) of a class in C that does not do what object's does? (threading.local, weakref.proxy)"""
     owner = getattr(method, "__objclass__", None)
     return owner is not None and owner not in _OWN_ROWS and bool(_frame.own_lookup(owner))
+
+
+def looks_up_itself(m: Machine, t: type) -> bool:
+    """May an attribute of such an object be another one than its dictionary and its class say?"""
+    return is_users(m, t, "__getattribute__") or _looks_up_itself(find(m, t, "__getattribute__"))
 
 
 _OWN_ROWS = frozenset({type, super, types.ModuleType, types.MethodType, types.FunctionType, types.GenericAlias, object})

@@ -120,7 +120,7 @@ def isinstance_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if getattr(type(classes), "__instancecheck__", None) in _PLAIN_CHECKS:
         if _is_subclass(m, t, classes):
             return True
-        if at.find(m, t, "__class__") is object.__dict__["__class__"] and not at.is_users(m, t, "__getattribute__"):
+        if at.find(m, t, "__class__") is object.__dict__["__class__"] and not at.looks_up_itself(m, t):
             return False
         said = at.attr_or(m, value, "__class__", t)  # a proxy says what it stands for
         return said is not t and issubclass(type(said), type) and _is_subclass(m, said, classes)
@@ -236,7 +236,15 @@ def hash_(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         return pr.outcome(m, "__hash__", f, [args[0]])
     if issubclass(type(args[0]), Tensor) or m.world.of(args[0]) is not None:
         raise Unsupported("CAP011", at=m.loc(), detail="hash() of an object from outside")
+    if _is_hashed_by_address(m, args[0]):
+        raise Unsupported("CAP011", at=m.loc(), detail="hash() of an object that the program made")
     return m.native(hash, args, {})
+
+
+def _is_hashed_by_address(m: Machine, obj: Any) -> bool:
+    if issubclass(type(obj), (tuple, frozenset)):
+        return any(_is_hashed_by_address(m, x) for x in obj)
+    return type(obj).__hash__ is object.__hash__ and m.world.has_own_address(obj)
 
 
 @row(super)

@@ -553,6 +553,8 @@ def _call_bound(m: Machine, self: Any, name: str, fn: Any, args: Args, kwargs: K
         out = special_row(m, self, t, track, args, kwargs)
         if out is not MISSING:
             return out
+    if name == "__hash__" and getattr(fn, "__objclass__", None) is object and (track is not None or m.world.has_own_address(self)):
+        raise Unsupported("CAP011", at=m.loc(), detail=f"the address of a {t.__name__}")
     if track is not None:
         if not container_base(t) and track.image is None:
             if t is types.MappingProxyType or t is frozenset:
@@ -641,6 +643,11 @@ def _weakref(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     if args[1:] not in ([], [None]):
         raise Unsupported("CAP014", at=m.loc(), detail="a weak reference that calls back")
     return m.native(weakref.ref, args[:1], kwargs, plain=True)
+
+
+@row(weakref.proxy)
+def _proxy(m: Machine, args: Args, kwargs: Kwargs) -> Any:
+    raise Unsupported("CAP014", at=m.loc(), detail="a weak proxy, which looks attributes up in its own way")
 
 
 @by_type(weakref.ref)

@@ -87,11 +87,11 @@ def make_dispatcher(fn: types.FunctionType | None, settings: Settings, *, bound:
 
 
 def walk(value: Any, depth: int = 3) -> Iterator[Any]:
-    """Values reachable through containers; methods of a program's class are not called for it."""
-    if depth and isinstance(value, (list, tuple)):
+    """Values reachable through containers; methods of a program's class are not called for it, nor is `__class__` asked for (isinstance would)."""
+    if depth and issubclass(type(value), (list, tuple)):
         for x in items(value):
             yield from walk(x, depth - 1)
-    elif depth and isinstance(value, dict):
+    elif depth and issubclass(type(value), dict):
         for x in dict.values(value):
             yield from walk(x, depth - 1)
     else:
@@ -102,10 +102,10 @@ _PLAIN_TENSORS: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter, t
 
 
 def _is_foreign(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):
         plain = type(value) in _PLAIN_TENSORS or isinstance(value, torch.nn.Parameter) or overrides.is_subclass(type(value))
         return not plain or torch._C._functorch.is_functorch_wrapped_tensor(value)
-    return isinstance(value, torch.fx.Proxy)
+    return issubclass(type(value), torch.fx.Proxy)
 
 
 def _describe_foreign(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -113,7 +113,7 @@ def _describe_foreign(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | No
 
 
 def _has_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(v, (torch.Tensor, torch.nn.Module)) for v in walk((args, kwargs), 4))
+    return any(issubclass(type(v), (torch.Tensor, torch.nn.Module)) for v in walk((args, kwargs), 4))
 
 
 def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,13 +122,13 @@ def signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _kind(v: Any, depth: int = 4) -> Any:
-    if isinstance(v, torch.Tensor):
+    if issubclass(type(v), torch.Tensor):
         return type(v), v.dtype, v.dim(), v.requires_grad, v.device.type
-    if v is None or isinstance(v, (bool, str)):
+    if v is None or issubclass(type(v), (bool, str)):
         return v
-    if isinstance(v, (list, tuple)) and depth:  # a list may hold itself
+    if issubclass(type(v), (list, tuple)) and depth:  # a list may hold itself
         return type(v), *(_kind(x, depth - 1) for x in itertools.islice(items(v), 8))
-    return (type(v), id(v)) if isinstance(v, (torch.nn.Module, types.FunctionType)) else type(v)
+    return (type(v), id(v)) if issubclass(type(v), (torch.nn.Module, types.FunctionType)) else type(v)
 
 
 def can_be_compiled(state: State, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None) -> bool:

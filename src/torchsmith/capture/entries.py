@@ -330,7 +330,7 @@ def _learn_dynamic(state: State, known: Installed, call: Call) -> None:
             continue
         want: TensorGuard = g.value
         v = guards.evaluate(g.source, call)
-        if not isinstance(v, torch.Tensor) or isinstance(v, torch.nn.Parameter) or v.dim() != len(want.sizes) or v.dtype != want.dtype:
+        if not issubclass(type(v), torch.Tensor) or isinstance(v, torch.nn.Parameter) or v.dim() != len(want.sizes) or v.dtype != want.dtype:
             continue
         varying = {i for i, (was, now) in enumerate(zip(want.sizes, v.shape, strict=True)) if was is not None and was != now}
         if varying:
@@ -372,9 +372,9 @@ def _holder(source: Source, call: Call) -> torch.nn.Module | None:
     if isinstance(holder, Attr) and holder.name == "__dict__":
         holder = holder.base
     found = None if holder is None else guards.evaluate(holder, call)
-    if isinstance(found, (list, tuple)) and holder is not None:
+    if issubclass(type(found), (list, tuple)) and holder is not None:
         return _holder(holder, call)
-    return found if isinstance(found, torch.nn.Module) else None
+    return found if issubclass(type(found), torch.nn.Module) else None
 
 
 def _is_another_module(source: Source, known: Installed, call: Call) -> bool:
@@ -406,7 +406,7 @@ def read_marks(state: State, call: Call) -> None:
     """mark_dynamic / mark_static on the call's tensors. Raises IndexError for a dimension of shapes_spec that a tensor does not have."""
     for place, dims in (state.settings.shapes or {}).items():
         t = call.locals.get(place[3:-2])  # L['x']
-        if isinstance(t, torch.Tensor) and dims and max(dims) >= t.dim():
+        if t is not None and issubclass(type(t), torch.Tensor) and dims and max(dims) >= t.dim():
             raise IndexError(f"shapes_spec[{place[3:-2]!r}] names dimension {max(dims)} of a tensor with {t.dim()} dimensions")
     values = asked_values()
     for name, value in call.locals.items():
@@ -438,12 +438,13 @@ def read_marks(state: State, call: Call) -> None:
 
 
 def _sources(source: Source, value: Any, depth: int = 3) -> Iterator[tuple[Source, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
+    t = type(value)  # isinstance would ask a proxy for its `__class__`
+    if issubclass(t, torch.Tensor):
         yield source, value
-    elif depth and isinstance(value, (list, tuple)):
+    elif depth and issubclass(t, (list, tuple)):
         for i, x in enumerate(items(value)):
             yield from _sources(Item(source, i), x, depth - 1)
-    elif depth and isinstance(value, dict):
+    elif depth and issubclass(t, dict):
         for k, x in dict.items(value):
             if is_constant(k):  # the hash of another key may be the program's own
                 yield from _sources(Item(source, k), x, depth - 1)

@@ -39,7 +39,7 @@ from .captured import Captured, Finish
 from .floats import is_of_data
 from .protocol import Machine
 from .protocols import Driven
-from .resume import Later, Stop, Unbound, is_data
+from .resume import Later, Stop, Unbound, can_be_missed, is_data, is_missed
 from .source import (
     ITSELF,
     ORDERED_VIEWS,
@@ -61,7 +61,7 @@ from .source import (
 )
 from .tensor_attrs import TensorMethod
 from .tensors import extent
-from .world import CONTAINERS, DELETED, NULL, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Ticket, Track, entries, is_binding
+from .world import CONTAINERS, DELETED, NULL, PINNED_TYPES, SCALARS, UNCHANGING, Identity, Ticket, Track, entries, is_method
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -317,14 +317,7 @@ def _of_class(cls: type, name: str) -> Any:
 
 def _is_bound(v: Any) -> bool:
     """Is this a method in C bound to an object (`[].append`), and not a function of a module or class?"""
-    if type(v) not in (types.BuiltinFunctionType, types.MethodWrapperType):
-        return False
-    return (
-        v.__self__ is not None
-        and not issubclass(type(v.__self__), (types.ModuleType, type))
-        and not issubclass(type(v.__self__), PINNED_TYPES)
-        and not is_binding(v)
-    )
+    return is_method(v) and not issubclass(type(v.__self__), PINNED_TYPES)
 
 
 def _is_made_in_c(t: type) -> bool:
@@ -742,7 +735,7 @@ def stopped(m: Machine, frame: Frame) -> Captured:
         raise Unsupported("CAP028", at=m.loc(), detail="a generator that has begun")
     alive = assemble.live(code)[frame.index]
     own = ins.arg if ins.name in ("LOAD_FAST", "LOAD_FAST_CHECK", "DELETE_FAST") else -1
-    slots = tuple(s for s in sorted(alive) if s != own or m.has_value(frame.fast[s]))
+    slots = tuple(s for s in sorted(alive | _held(m, frame, alive)) if s != own or m.has_value(frame.fast[s]))
     stack = tuple(v is not NULL for v in frame.stack)
     values = [*(Unbound if frame.fast[s] is NULL else frame.fast[s] for s in slots), *(v for v in frame.stack if v is not NULL), *(() if m.exc is None else (m.exc,))]
     raised = {id(e) for e in m.all_raised}
@@ -758,6 +751,29 @@ def stopped(m: Machine, frame: Frame) -> Captured:
     done = finished(m, tuple(values))
     done.graph.meta["stops"] = True  # what it gives goes on in the frame
     return replace(done, stop=Stop(code, frame.index, slots, stack, m.exc is not None, kw_names, tuple(data), varying))
+
+
+def _held(m: Machine, frame: Frame, alive: frozenset[int]) -> set[int]:
+    """Variables that nothing reads any more and whose end the program would see: as in eager they live until the frame ends, where the
+    frame gives them no other value. What the instruction works on may be given weak references by it."""
+    code = frame.code.code
+    n = assemble.touches(frame.code.instrs[frame.index]) or 0
+    worked_on = {id(v) for v in frame.stack[len(frame.stack) - n :]} if n else set()
+    others = alive | assemble.overwritten(code)[frame.index]
+    plain = range(len(frame.fast) - len(code.co_freevars))
+    return {s for s in plain if s not in others and frame.fast[s] is not NULL and _is_seen_ending(m, frame.fast[s], id(frame.fast[s]) in worked_on)}
+
+
+def _is_seen_ending(m: Machine, v: Any, may_be: bool) -> bool:
+    if type(v) is Later:
+        v = v.obj
+    elif (track := m.world.tracks.get(id(v))) is not None:
+        if not m.later:
+            return False  # the caller's
+        v = track.obj
+    elif issubclass(type(v), types.GeneratorType):
+        return False  # the machine's own
+    return is_missed(v) or (may_be and can_be_missed(type(v)))
 
 
 def _varies(m: Machine, v: Any) -> bool:

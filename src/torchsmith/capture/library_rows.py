@@ -23,6 +23,8 @@ from typing import Any
 import torch
 
 from ..codes import Unsupported
+from ..graph import tracing
+from ..graph.layout import is_dense
 from . import arrays, torch_rows
 from . import attributes as at
 from . import protocols as pr
@@ -34,7 +36,8 @@ from .native import no_python
 from .protocol import Args, Kwargs, Machine
 from .resume import Later
 from .source import Attr, Computed, FixedObject, Item
-from .world import MISSING, PINNED_TYPES, SCALARS, container_base, entries, is_constant, own_dict
+from .tensors import extent
+from .world import MISSING, PINNED_TYPES, SCALARS, Identity, container_base, entries, is_constant, own_dict
 
 Tensor = torch.Tensor
 
@@ -52,6 +55,29 @@ _OF_COPIES = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__", "__
 _OF_FILLED = ("__iter__", "items", "extend", "update", "add")  # of containers
 
 
+def _refuse_shared(m: Machine, t: Any, memo: dict[Any, Any]) -> None:
+    """A deep copy is a clone only of a tensor that shows the whole of its memory, and shares it with no other one that is copied with it."""
+    if t.requires_grad or not is_dense(t):
+        raise Unsupported("CAP011", at=m.loc(), detail="a deep copy of a tensor that requires grad, or is no dense one")
+    infos = {tracing.storage(i.tensor): i for i in m.recorder.real.values() if i.tensor is not None}
+    own, memory = infos.get(tracing.storage(t)), tracing.storage(t)
+    for key in memo:
+        other: Any = key.of if type(key) is Identity else None
+        if not issubclass(type(other), Tensor):
+            continue
+        info = infos.get(tracing.storage(other))
+        if tracing.storage(other) == memory or (own is not None and info is not None and _overlap(own.real, info.real)):
+            raise Unsupported("CAP011", at=m.loc(), detail="deep copies of tensors that share memory")
+        if own is not None and info is not None:
+            assert own.source is not None and info.source is not None  # inputs
+            m.world.guard(own.source, "no_overlap", (info.source,))
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    (low, high), (other_low, other_high) = extent(a), extent(b)
+    return bool(a.numel() and b.numel()) and low < other_high and other_low < high
+
+
 def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
     """copy.copy and copy.deepcopy, by the protocol's parts that Python objects use. memo: the program's own, which it may look into."""
     t = type(obj)
@@ -64,6 +90,8 @@ def _copied(m: Machine, obj: Any, memo: dict[Any, Any], deep: bool) -> Any:
         memo[key] = obj if obj.is_scalar else arrays.method(m, obj, "copy", [], {})
         return memo[key]
     if issubclass(t, Tensor):
+        if deep:
+            _refuse_shared(m, obj, memo)
         memo[key] = m.record("method", "clone", (obj,), {}) if deep else m.record("method", "view_as", (obj, obj), {})
         return memo[key]
     own = pr.special(m, t, "__deepcopy__" if deep else "__copy__")

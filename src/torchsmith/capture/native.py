@@ -11,6 +11,7 @@ import functools
 import operator
 import sys
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -177,8 +178,8 @@ def native(m: Machine, fn: Callable[..., Any], args: list[Any], kwargs: dict[str
                 args[:] = [a if type(a) in SCALARS else _whole(m, a, writes) for a in args]
                 kwargs = {k: a if type(a) in SCALARS else _whole(m, a, writes) for k, a in kwargs.items()}
                 fn = _with_whole_holder(m, fn)
-            if _makes_text(fn, args) and any(_shows_outside(m, a) for a in (*args, *kwargs.values())):
-                raise Unsupported("CAP011", at=m.loc(), detail="text of an object from outside")
+            if _makes_text(fn, args) and any(_shows_unknown(m, a) for a in (*args, *kwargs.values())):
+                raise Unsupported("CAP011", at=m.loc(), detail="text of an object from outside, or with an address")
         for a in (*args, *kwargs.values()) if kwargs else args:
             t = type(a)
             if t in SCALARS:
@@ -316,6 +317,8 @@ def settle(m: Machine, number: Momentary) -> None:
         obj, source = info.real, info.source
     elif (track := m.world.tracks.get(id(obj))) is not None:
         obj, source = track.obj, track.source
+    elif m.world.has_own_address(obj):
+        raise Unsupported("CAP011", at=m.loc(), detail="the address of an object that the program made")
     if source is not None and not isinstance(source, FixedObject):
         m.world.guard(source, "identity", obj)
 
@@ -428,8 +431,25 @@ def _with_whole_holder(m: Machine, fn: Any) -> Any:
     return fn if whole is holder else getattr(whole, fn.__name__)
 
 
-def _shows_outside(m: Machine, a: Any, depth: int = 4) -> bool:
-    """Would the text of this value say what no guard knows: the address or the inner state of an object from outside?"""
+def _says_address(m: Machine, a: Any, depth: int) -> bool:
+    """Is the address of an object that the program made part of this value's text?"""
+    t = type(a)
+    if issubclass(t, types.MethodType):
+        return _shows_unknown(m, a.__self__, depth) or _shows_unknown(m, a.__func__, depth)
+    if issubclass(t, functools.partial):
+        return any(_shows_unknown(m, x, depth) for x in (a.func, *a.args, *a.keywords.values()))
+    if issubclass(t, BaseException):
+        return any(_shows_unknown(m, x, depth) for x in a.args)
+    if t is types.FunctionType:
+        return id(a) in m.world.fresh_pinned
+    return t.__repr__ in _WITH_ADDRESS and not issubclass(t, PINNED_TYPES)
+
+
+_WITH_ADDRESS = frozenset({object.__repr__, types.GeneratorType.__repr__, types.CellType.__repr__, weakref.ref.__repr__})
+
+
+def _shows_unknown(m: Machine, a: Any, depth: int = 4) -> bool:
+    """Would the text of this value say what no guard knows: an address, or the inner state of an object from outside?"""
     t = type(a)
     if t in SCALARS:
         return False
@@ -442,8 +462,8 @@ def _shows_outside(m: Machine, a: Any, depth: int = 4) -> bool:
         if own.__repr__ is not t.__repr__ or (own is not t and base not in (list, dict)):  # an image is a plain container; others say their class
             return True
         inside = (*dict.keys(a), *dict.values(a)) if issubclass(base, dict) else list(base.__iter__(a))  # type: ignore[attr-defined]
-        return any(_shows_outside(m, x, depth - 1) for x in inside)
-    return id(a) in m.world.tracks or issubclass(t, torch.Tensor)
+        return any(_shows_unknown(m, x, depth - 1) for x in inside)
+    return id(a) in m.world.tracks or issubclass(t, torch.Tensor) or (depth > 0 and _says_address(m, a, depth - 1))
 
 
 def _has_tensor(value: Any) -> bool:

@@ -44,7 +44,7 @@ def op_SETUP_ANNOTATIONS(f: Frame, i: Instr) -> None:
 
 def _let_go(f: Frame, value: Any) -> None:
     """A split frame lets go of a value: where the program sees that, Python does it."""
-    if is_missed(value):
+    if type(value) is Later and is_missed(value.obj):
         raise Unsupported("CAP012", at=f.machine.loc(), detail="the end of an object that has a __del__ or weak references, or of a generator")
 
 

@@ -117,15 +117,21 @@ def is_data(value: Any) -> bool:
     return type(value) in _DATA or isinstance(value, np.generic) or (type(value) is tuple and bool(value) and all(is_data(v) for v in value))
 
 
-def is_missed(value: Any) -> bool:
-    """Can the program see that the frame lets this value go, which it was given in its middle? Python has to do it then."""
-    obj = value.obj if type(value) is Later else None
+def can_be_missed(t: type) -> bool:
+    """Are these objects whose end a program may be told of?"""
+    return bool(t.__flags__ & 0x200) and t.__weakrefoffset__ != 0 and not issubclass(t, (torch.Tensor, torch.nn.Module, type))
+
+
+def is_missed(obj: Any) -> bool:
+    """Can the program see that the frame lets this object go?"""
     t = type(obj)
-    if isinstance(obj, types.GeneratorType):
-        return obj.gi_suspended  # it is closed then, and what stands in its `finally` runs
+    if issubclass(t, types.GeneratorType):
+        return bool(obj.gi_suspended)  # it is closed then, and what stands in its `finally` runs
+    if issubclass(t, weakref.ref):
+        return obj.__callback__ is not None  # which is not called any more
     if not t.__flags__ & 0x200 or issubclass(t, (torch.Tensor, torch.nn.Module, type)):
         return False
-    return any("__del__" in vars(c) for c in t.__mro__) or (t.__weakrefoffset__ != 0 and weakref.getweakrefcount(obj) > 0)
+    return any("__del__" in vars(c) for c in t.__mro__) or (can_be_missed(t) and weakref.getweakrefcount(obj) > 0)
 
 
 def next_index(code: types.CodeType, index: int) -> int:
@@ -154,7 +160,8 @@ def make_site(family: Family, stop: Stop, space: dict[str, Any], make_point: Any
     was = dict(zip(slots, stop.data))
     under = stop.data[len(slots) : len(slots) + sum(below)]
     last = stop.data[len(stop.data) - stop.handled :]
-    kept = [tuple(s for s in slots if s in alive[index]) for index, _ in targets]
+    held = {s for s in slots if s not in alive[stop.index]}
+    kept = [tuple(s for s in slots if s in alive[index] or s in held) for index, _ in targets]
     exits = []
     for own, (index, shape) in zip(kept, targets):
         data = (*(was[s] for s in own), *under, *(True,) * (sum(shape) - len(under)), *last)
@@ -187,9 +194,9 @@ def _handler(family: Family, stop: Stop, make_point: Any) -> tuple[Any, ...] | N
     if row is None:
         return None
     target, depth, lasti = row
-    alive = assemble.live(stop.code)[target]
-    kept = tuple(s for s in stop.slots if s in alive)
-    positions = [k for k, s in enumerate(stop.slots) if s in alive]
+    alive, before = assemble.live(stop.code)[target], assemble.live(stop.code)[stop.index]
+    kept = tuple(s for s in stop.slots if s in alive or s not in before)
+    positions = [k for k, s in enumerate(stop.slots) if s in kept]
     positions += [len(stop.slots) + k for k in range(sum(stop.stack[:depth]))]
     shape = (*stop.stack[:depth], *((True,) if lasti else ()), True)
     data = (*(stop.data[k] for k in positions), *((False,) * (1 + lasti + stop.handled)))

@@ -64,7 +64,7 @@ def is_binding(fn: Any) -> bool:
 def is_method(fn: Any) -> bool:
     """Is this a method in C, bound to an object that is no module and no class?"""
     t = type(fn)
-    if t is not types.BuiltinFunctionType:
+    if not issubclass(t, types.BuiltinFunctionType):  # a method in C that knows its class is of a type below
         return t is types.MethodWrapperType and not issubclass(type(fn.__self__), PINNED_TYPES)
     return not issubclass(type(fn.__self__), (types.ModuleType, type, type(None))) and not is_binding(fn)
 
@@ -295,6 +295,13 @@ class World:
     def _number_or_constant(self, obj: int | float, source: Source | None) -> Any:
         varying = None if source is None else self._number(obj, source)
         return self._equals(obj, source) if varying is None else varying
+
+    def has_own_address(self, obj: Any) -> bool:
+        """Is this an object that the program made, which each call makes anew at another address?"""
+        t = type(obj)
+        if t in SCALARS or id(obj) in self.tracks:
+            return False
+        return id(obj) in self.fresh_pinned or not issubclass(t, PINNED_TYPES)
 
     def pin(self, obj: Any, source: Source | None) -> Any:
         """An object that is a constant once its identity is guarded."""
