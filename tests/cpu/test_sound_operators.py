@@ -307,6 +307,20 @@ def test_numbers_drawn_into_memory_with_gaps() -> None:
     check(drawn, (R(36),), exact=True)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_normal_draws_into_what_there_is(dynamic: bool) -> None:
+    """With a number as deviation out= keeps its size, none too, and the means are spread over it or refused."""
+
+    def drawn(mean: Tensor, deviation: Any, out: Tensor) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(3)
+        return torch.normal(mean, deviation, out=out), out * 2
+
+    for mean in (torch.tensor(2.0), R(1), R(3)):
+        for size in (0, 3):
+            check(drawn, (mean, 1.5, torch.zeros(size)), dynamic=dynamic)
+    check(drawn, (torch.tensor(2.0), torch.ones(3), torch.zeros(0)), dynamic=dynamic)
+
+
 # ---------------------------------------------------------------- what eager refuses
 
 

@@ -780,6 +780,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 IN_SIXTEENS = frozenset({torch.ops.aten.normal_.default})  # draws otherwise where elements do not lie side by side
 REAL_IN_PLACE = frozenset({torch.ops.aten.abs_.default})  # refuse complex numbers, which the functional form takes
+OUT_IN_PLACE = frozenset({torch.ops.aten.normal.Tensor_float_out})  # draw into out= as it is, whatever its size
 
 
 def finish_write(
@@ -797,7 +798,7 @@ def finish_write(
             if target is not None:
                 if func in REAL_IN_PLACE and target.dtype.is_complex:
                     raise RuntimeError(f"{row.name} of complex numbers is not supported")
-                (fit_out if row.out else check_in_place)(target, new)
+                (fit_out if row.out and func not in OUT_IN_PLACE else check_in_place)(target, new)
                 if not (is_contiguous(target) if row.out and row.is_random else is_dense(target) or func not in IN_SIXTEENS):
                     raise Unsupported("GRA006", at=current().facts.loc, detail=f"{row.name} into memory of another order")
                 assign(target, new)
