@@ -151,6 +151,7 @@ def test_layouts_that_eagers_kernels_choose_on_cuda():
     channels = [placed(4) for _ in range(4)]
     assert strides(torch.nn.functional.batch_norm, turned, channels[0], channels[1], channels[2], channels[3]) == (12, 3, 1)
     assert strides(torch.nn.functional.batch_norm, turned, channels[0], channels[1]) == (12, 1, 4)
+    assert strides(lambda x: x.nonzero_static(size=5), placed(4, 3, 2)) == (1, 5)
     drop = torch.ops.aten.native_dropout_backward.default
     assert strides(lambda g, m: drop(g, m, 2.0), turned, remember_device(turned.bool(), torch.device("cuda:0"))) == (12, 3, 1)
     assert strides(lambda g, m: drop(g, m, 2.0), placed(5, 1, 3), placed(4, 3, dtype=torch.bool)) == (12, 3, 1)

@@ -292,4 +292,5 @@ def histc(self: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
 @rule(aten.nonzero_static.default)
 def nonzero_static(self: Tensor, *, size: Size, fill_value: int = -1) -> Tensor:
     shape = (size, self.dim())
-    return fresh(shape, torch.int64)
+    strides = contiguous_strides(shape) if device_of(self).type == "cpu" else contiguous_strides(shape[::-1])[::-1]
+    return make(shape, strides, torch.int64)
