@@ -1,9 +1,10 @@
 """The fuzzers of tests/cpu with tensors on any device: many processes, a time limit, one summary.
 
-In: names of fuzzers (none: all), --device (cpu, cuda, or fake: processor tensors through the driver of tests/gpu), --seconds, --jobs,
---first (seed). Out: a summary in one file (--out, or fuzz_DEVICE.md in $OUT or here), written again after each finding and every few
-seconds. A finding is a program whose compiled calls differ from eager's, an internal error or exception of ours, a crash, a hang, or a
-device that no longer answers. A process that dies while eager runs is no finding where a new one, asked the same program, dies so too.
+In: names of fuzzers (none: all), --device (cpu, cuda, or fake: processor tensors through the driver of tests/gpu, and what a GPU would
+compute is planned and verified), --seconds, --jobs, --first (seed). Out: a summary in one file (--out, or fuzz_DEVICE.md in $OUT or here),
+written again after each finding and every few seconds. A finding is a program whose compiled calls differ from eager's, an internal error
+or exception of ours, a crash, a hang, or a device that no longer answers. A process that dies while eager runs is no finding where a new
+one, asked the same program, dies so too.
 
     python bench/fuzz.py --device cuda --seconds 240
     python bench/fuzz.py --device cuda --show chains 17       # one program in this process
@@ -196,12 +197,22 @@ def prepared(device: str, stack: ExitStack, former: Callable[..., Any] | None = 
     if device == "fake":
         import pretend
 
+        from torchsmith.ir.verify import verify_plan, verify_scheduled
         from torchsmith.runtime import externs_torch, host_torch
+        from torchsmith.schedule.blocks import form_blocks
+        from torchsmith.schedule.memory.plan import plan
+
+        def formed(program: Any, options: Any, decided: Any) -> Any:
+            """The processor's kernels; what a GPU would get is only verified."""
+            made = form_blocks(program, options, decided)
+            verify_scheduled(made)
+            verify_plan(plan(made, options))
+            return pretend.form(program, options, decided)
 
         def refused(*_: Any) -> None:
             raise RuntimeError("the driver of the tests cannot record torch's own kernels")
 
-        stack.enter_context(pretend.pretending(former or pretend.form))
+        stack.enter_context(pretend.pretending(former or formed))
         stack.enter_context(patch.object(host_torch, "bind", externs_torch.bind))  # the processor's operators, of any dtype
         stack.enter_context(patch.dict(host_torch.RECORDERS, {"cuda": (refused, refused)}))
 
