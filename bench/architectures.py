@@ -504,7 +504,7 @@ def pretend_device(stack: ExitStack) -> tuple[list[str], list[str]]:
     texts: list[str] = []
     formed: list[Any] = []
 
-    def form(program: Any, options: Any, decided: Any) -> Any:
+    def form(program: Any, options: Any, decided: Any, ready: Any) -> Any:
         made = form_blocks(program, options, decided)
         texts.extend(print_triton(k) for k in made.body if isinstance(k, Kernel))
         formed.append(made)

@@ -32,8 +32,8 @@ from .graph.schema import may_draw
 from .graph.sizes import SizeFacts
 from .graph.spec import FunctionalGraph, ViewOutput
 from .ir.expr import Expr
-from .ir.kernel import kind_of
-from .ir.memo import forget
+from .ir.kernel import Kernel, kind_of
+from .ir.memo import by_identity, forget
 from .ir.plan import Plan
 from .ir.print import print_plan, print_program, print_scheduled
 from .ir.program import Program
@@ -60,7 +60,7 @@ from .schedule.fusion.drop_masks import drop_masks
 from .schedule.fusion.fuse import fuse
 from .schedule.fusion.merge_attention import merge_attention
 from .schedule.fusion.precision import relax_precision
-from .schedule.kernels import NOTHING
+from .schedule.kernels import NOTHING, Ready, nobody
 from .schedule.memory.plan import plan
 from .schedule.memory.segment import segment
 from .schedule.share import share_kernels
@@ -126,11 +126,16 @@ class Pass:
     level: int = 1  # of options.check from which on it is verified
 
 
+@by_identity
+def text_of(kernel: Kernel) -> str:
+    return print_kernel(kernel)
+
+
 def emit(p: Plan, options: Options) -> Source:
     """Plan -> C text of the host program and of its kernels, and the manifest that the loader reads."""
     if p.target.language not in PRINTERS:
         raise Unsupported("LOW005", detail=p.device)
-    kernels = tuple(print_kernel(k) for k in p.kernels)
+    kernels = tuple(text_of(k) for k in p.kernels)
     names = tuple(building.kernel_name(text) for text in kernels)
     origins = tuple(f"{name}: {', '.join(k.origins)}" for name, k in zip(names, p.kernels, strict=True))
     host = emit_host(p, names, options.debug_values, options.debug_kernels)
@@ -160,10 +165,10 @@ FRONT: tuple[Pass, ...] = (
 )
 
 
-def back(decided: Mapping[str, str] = NOTHING) -> tuple[Pass, ...]:
-    """The passes from the fused Program on; `decided`: see form_kernels."""
+def back(decided: Mapping[str, str] = NOTHING, ready: Ready = nobody) -> tuple[Pass, ...]:
+    """The passes from the fused Program on; `decided`, `ready`: see form_kernels."""
     return (
-        Pass("form_kernels", functools.partial(form, decided=decided), verify_scheduled, print_scheduled, level=2),
+        Pass("form_kernels", functools.partial(form, decided=decided, ready=ready), verify_scheduled, print_scheduled, level=2),
         Pass("plan", plan, verify_plan),
         Pass("share", share_kernels, verify_plan),
         Pass("segment", segment, verify_plan, print_plan),
@@ -246,11 +251,17 @@ def compile_source(fg: FunctionalGraph, options: Options, name: str, inputs: Seq
 
 
 def _compile_source(fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any]) -> Source:
-    if start := IMAGE_STARTERS.get(target_of(fg, options)[0].language):
-        start(options)
+    target = target_of(fg, options)[0]
+    ready = nobody
+    if start := IMAGE_STARTERS.get(target.language):
+        begin = start(options)
+
+        def ready(kernel: Kernel) -> None:
+            begin(text_of(kernel), target.arch)
+
     program = run_passes(FRONT, fg, options, name)
     decided, lines = tune_program(program, fg, options, name, inputs) if options.max_autotune and inputs else (NOTHING, ())
-    source: Source = run_passes(back(decided), program, options, name)
+    source: Source = run_passes(back(decided, ready), program, options, name)
     return dataclasses.replace(source, tuned=lines)
 
 

@@ -8,7 +8,10 @@ import math
 import re
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -35,10 +38,11 @@ from torchsmith.lower import contraction, lower
 from torchsmith.options import Options
 from torchsmith.runtime import cubins
 from torchsmith.runtime.cubins import compile_images
-from torchsmith.schedule import blocks
+from torchsmith.schedule import blocks, formers
 from torchsmith.schedule.fusion import near_sums, rematerialize
 from torchsmith.schedule.fusion.drop_masks import drop_masks
 from torchsmith.schedule.fusion.fuse import fuse
+from torchsmith.schedule.memory.plan import plan
 from torchsmith.schedule.memory.write_back import end_with_write_backs
 
 
@@ -378,6 +382,89 @@ def test_processes_that_wait_for_texts(monkeypatch):
     workers.prepare(2)
     workers.wait()
     assert len(made) == 6
+
+
+class Answering:
+    """Stands for a worker; says of a text that holds "wrong" that it is, and takes its time over one that holds "slow"."""
+
+    asked: ClassVar[list[str]] = []
+    go_on: ClassVar[threading.Event]
+
+    def __init__(self):
+        self.process = self
+
+    def poll(self):
+        return None
+
+    def ask(self, text, arch):
+        self.asked.append(text)
+        if "slow" in text:
+            self.go_on.wait(30)
+        made = {"cubin": "", "ptx": "", "symbol": text, "warps": arch, "shared": 0, "scratch": 0, "waits": False}
+        return {"error": "it is wrong"} if "wrong" in text else made
+
+    def end(self):
+        pass
+
+
+@pytest.fixture
+def answers(monkeypatch, tmp_path):
+    """The texts that workers are asked, and how the names of texts end that no test had before."""
+    monkeypatch.setattr(cubins, "_Worker", Answering)
+    monkeypatch.setattr(cubins, "_WORKERS", cubins._Workers())
+    monkeypatch.setattr(cubins, "_QUEUE", cubins._Queue())
+    Answering.asked, Answering.go_on = [], threading.Event()
+    return Answering.asked, f" {tmp_path}"
+
+
+def test_texts_are_begun_before_all_are_known(answers):
+    """Each is compiled once, the long ones first; nothing is left of them in the process."""
+    asked, end = answers
+    slow, *others = (f"{name}{end}" for name in ("slow", "a", "bcd", "ef"))
+    one = Options(compile_threads=1)
+    cubins.begin_text(slow, 90, one)
+    while not asked:
+        time.sleep(0.001)
+    for text in (slow, *others[:2]):
+        cubins.begin_text(text, 90, one)
+    threading.Timer(0.05, Answering.go_on.set).start()
+    images = compile_images([*others, slow], 90, one)
+    assert [i.symbol for i in images] == [*others, slow] and asked == [slow, *sorted(others, key=len, reverse=True)]
+    assert compile_images(others[:2], 90, one) == images[:2] and len(asked) == 4 and not cubins._UNDER_WAY
+    cubins.begin_text(slow, 90, one)
+    assert compile_images([slow], 80, one)[0].warps == 80 and len(asked) == 5  # another architecture's is another one
+
+
+def test_texts_that_are_refused(answers):
+    """Whoever begins one hears nothing of it, whoever asks does; what waits behind it then is given up, and can be asked for again."""
+    asked, end = answers
+    wrong, *others = (f"{name}{end}" for name in ("the wrong one", "a", "b"))
+    cubins.begin_text(wrong, 90, Options())
+    with pytest.raises(Unsupported, match=r"RUN006.*it is wrong"):
+        compile_images([wrong], 90, Options())
+    with pytest.raises(Unsupported, match=r"RUN006.*it is wrong"):
+        compile_images([wrong, *others], 90, Options(compile_threads=1))
+    assert [i.symbol for i in compile_images(others, 90, Options())] == others
+    assert not cubins._UNDER_WAY and set(asked) == {wrong, *others}
+
+
+def test_kernels_are_ready_before_all_are_formed():
+    """What `form` tells of stays as it is: it is not joined with others, and a plan does not have it write in place."""
+
+    def step(x, w, v, m):
+        grad = (x @ w).tanh().sum(0)
+        v.mul_(0.9).add_(grad)
+        w.sub_(v * 0.1)
+        m.add_(x.mean(0))
+        return F.softmax(x, 1), x.sin().sum(), w.sum(1)
+
+    args = (rows(64, 96), rows(96, 96), rows(96), rows(96))
+    told: list[Kernel] = []
+    fg = graph_of(step, *(remember_device(torch.empty_like(a, device="meta"), CUDA) for a in args))
+    program = fuse(lower(fg, Options()), Options())
+    scheduled = formers.form(program, Options(), ready=told.append)
+    kernels = plan(scheduled, Options()).kernels
+    assert program.write_backs and 2 <= len(told) < len(kernels) and all(any(k is t for k in kernels) for t in told)
 
 
 def test_indices_are_asked_on_the_device(tmp_path):

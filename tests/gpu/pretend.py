@@ -98,7 +98,7 @@ def compile_images(texts: Sequence[str], arch: int, options: Options) -> tuple[I
         return tuple(pool.map(one, texts))
 
 
-def form(program: Any, options: Options, decided: Any) -> Scheduled:
+def form(program: Any, options: Options, decided: Any, ready: Any = None) -> Scheduled:
     """The processor's kernels: the host does not care what is in them."""
     made = form_kernels(program, options, decided)
 

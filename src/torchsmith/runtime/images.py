@@ -36,7 +36,8 @@ class Image:
 
 ImageCompiler = Callable[[Sequence[str], int, Options], tuple[Image, ...]]
 IMAGE_COMPILERS: dict[Language, ImageCompiler] = {}  # texts, architecture, options -> an image for each text
-IMAGE_STARTERS: dict[Language, Callable[[Options], None]] = {}  # what can be made ready while the texts are being written
+# Makes ready what can be while the texts are being written; gives what takes each of them, with its architecture, once it is known.
+IMAGE_STARTERS: dict[Language, Callable[[Options], Callable[[str, int], None]]] = {}
 
 # The structures of csrc/torchsmith.h; a test holds them equal.
 STRUCTURES = """\

@@ -32,8 +32,8 @@ from .fusion.group import WINDOW, Group, Grouper, Item, is_ordered, rename, same
 from .fusion.near_sums import near_sums
 from .fusion.rematerialize import rematerialize
 from .fusion.split import contiguous_axis, in_two_steps
-from .join_kernels import join_kernels
-from .kernels import NOTHING, Decisions, Own, formed
+from .join_kernels import is_small, join_kernels
+from .kernels import NOTHING, Decisions, Own, Ready, formed, nobody
 from .loops.axes import collapse, order_axes, split_axes
 from .loops.build import finish
 from .loops.draft import Draft, Drafter, Nest, drop_unread, exprs_of, map_statement
@@ -771,21 +771,34 @@ def block_copy(name: str, src: Buffer, dst: Buffer, target: Target) -> Kernel:
     return block_kernel(group, buffers, set(), target)
 
 
-def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
-    """Group stages into kernels."""
+def form_blocks(program: Program, options: Options, decided: Decisions = NOTHING, ready: Ready = nobody) -> Scheduled:
+    """Group stages into kernels. `ready` is told of those that are not joined with others once they are formed, but of those that use
+    what is written back: a plan has them write in place."""
     target = program.target
+    written = frozenset(source for _, source in program.write_backs)
     program, buffers = split_long(near_sums(plain_sums(rematerialize(program))), target)
     ranges = tuple((s.sym, s.lo, s.hi) for s in program.symbols if s.sym.dtype is dt.index)
 
     def kernels_of(group: Group, own: Own, nested: bool) -> tuple[Kernel, ...]:
         made = block_kernel(group, buffers, own(), target)
-        return (replace(made, ranges=tuple(r for r in ranges if r[0] in made.syms)),)
+        made = replace(made, ranges=tuple(r for r in ranges if r[0] in made.syms))
+        if not is_small(made):
+            say(made)
+        return (made,)
+
+    def say(kernel: Kernel) -> None:
+        if written.isdisjoint(p.buf for p in kernel.params):
+            ready(kernel)
 
     def grouped(body: Sequence[Element], nested: bool) -> list[Group | Element]:
         return BlockGrouper(buffers, options, target).grouped(tuple(body))
 
     made = formed(program, buffers, grouped, kernels_of, lambda c: on_device(c, buffers, target))
-    return join_kernels(made, deps.lasting(program))
+    made = join_kernels(made, deps.lasting(program))
+    for element in made.body:
+        if isinstance(element, Kernel) and is_small(element):
+            say(element)
+    return made
 
 
 ASKED_THERE = frozenset({"IndexError", "RangeError"})  # kinds of Checks

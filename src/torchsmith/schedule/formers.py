@@ -13,15 +13,15 @@ from ..ir.program import Program
 from ..ir.target import Language
 from ..options import Options
 from .blocks import form_blocks
-from .kernels import NOTHING, Decisions, form_kernels
+from .kernels import NOTHING, Decisions, Ready, form_kernels, nobody
 
-Former = Callable[[Program, Options, Decisions], Scheduled]
+Former = Callable[[Program, Options, Decisions, Ready], Scheduled]
 FORMERS: dict[Language, Former] = {"c": form_kernels, "triton": form_blocks}
 
 
-def form(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
-    """The former of the program's target. `decided`: see form_kernels."""
+def form(program: Program, options: Options, decided: Decisions = NOTHING, ready: Ready = nobody) -> Scheduled:
+    """The former of the program's target. `decided`, `ready`: see form_kernels."""
     former = FORMERS.get(program.target.language)
     if former is None:
         raise Unsupported("LOW005", detail=program.device)
-    return former(program, options, decided)
+    return former(program, options, decided, ready)

@@ -48,7 +48,7 @@ def join_kernels(scheduled: Scheduled, steady: Set[str]) -> Scheduled:
         touches = rooted(reads(k), roots) | written
         if isinstance(k, Extern):
             return _Entry(k, touches, written, False, False)
-        return _Entry(k, touches, written, all(p.buf in steady for p in k.params), _is_small(k))
+        return _Entry(k, touches, written, all(p.buf in steady for p in k.params), is_small(k))
 
     out: list[Element] = []
     run: list[_Entry] = []
@@ -81,7 +81,7 @@ def _take(run: list[_Entry], new: _Entry, entry: Callable[[Kernel], _Entry]) -> 
     run.append(new)
 
 
-def _is_small(k: Kernel) -> bool:
+def is_small(k: Kernel) -> bool:
     """Does most of the device idle while it runs?"""
     total = lanes = 1
     for _, extent in k.grid:

@@ -32,6 +32,11 @@ __all__ = ["choose_layouts", "form_kernels", "stage_kernel"]
 
 Decisions = Mapping[str, str]
 NOTHING: Decisions = MappingProxyType({})
+Ready = Callable[[Kernel], None]
+
+
+def nobody(kernel: Kernel) -> None:
+    """Nobody wants to know that a kernel is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +123,9 @@ def formed(
     return Scheduled(replace(program, buffers={n: b for n, b in buffers.items() if n in used}), body)  # type: ignore[arg-type]
 
 
-def form_kernels(program: Program, options: Options, decided: Decisions = NOTHING) -> Scheduled:
-    """Group stages into kernels. `decided`: for the keys of Choices that were measured, the candidate to take."""
+def form_kernels(program: Program, options: Options, decided: Decisions = NOTHING, ready: Ready = nobody) -> Scheduled:
+    """Group stages into kernels. `decided`: for the keys of Choices that were measured, the candidate to take. `ready` may be told of
+    kernels that will stay as they are, so that compiling them can begin; none of these does."""
     program = split_reductions(program)
     buffers = choose_layouts(program)
     program = repack_constants(program, buffers)
