@@ -5,7 +5,7 @@ In: a model, its inputs, what compiled gave, what eager gave, and how to run it.
 Compiled may be 8 times as far from float64 as eager is, for inputs as they are or moved by a digit (of each tensor the largest difference).
 Where eager itself is far away that says little, and nothing where integers differ that come of floats: then the model is compiled in
 float64 too, where it may differ by 1e-6 of a tensor's largest value, 1e-9 of the largest gradient and 8 times what moving the inputs by a
-digit does.
+digit does, and with them what the model itself casts to fewer digits (norms in float32).
 """
 
 from __future__ import annotations
@@ -111,6 +111,20 @@ class DrawsIn(TorchDispatchMode):
         return tree_map(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == self.dtype and double else v, made)
 
 
+class MovesCasts(TorchDispatchMode):
+    """What float64 is cast to has its last digit moved, by numbers of its own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        is_cast = func is torch.ops.aten._to_copy.default and args[0].dtype is torch.float64 and made.dtype in FAR
+        return made * (1 + torch.finfo(made.dtype).eps * _noise(made)) if is_cast else made
+
+
+def _noise(value: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator(value.device).manual_seed(value.numel())  # dropout draws from the other one
+    return torch.randn(value.shape, dtype=torch.float32, device=value.device, generator=generator).to(value.dtype)
+
+
 def as_doubles(value: Any) -> Any:
     return tree_map(lambda v: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v, value)
 
@@ -153,7 +167,8 @@ def _wrong_in_doubles(doubles: torch.nn.Module, kwargs: dict[str, Any], run: Run
 
     with _by_definition():
         want = run(doubles, doubles.forward, kwargs)
-        moved = floats(run(doubles, doubles.forward, tree_map(_moved, kwargs)))
+        with MovesCasts():
+            moved = floats(run(doubles, doubles.forward, tree_map(_moved, kwargs)))
     got = run(doubles, torchsmith.compile(doubles.forward), kwargs)
     if at := other_integer(got, want):
         return f"float64: {at}: other integers"

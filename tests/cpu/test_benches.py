@@ -185,6 +185,26 @@ def test_results_are_held_against_float64(monkeypatch: pytest.MonkeyPatch) -> No
     assert why(run(layers, layers.forward, kwargs)).startswith("float64: .out")
 
 
+@pytest.mark.parametrize(("off", "is_narrow", "passes"), [(2e-6, True, True), (2e-6, False, False), (2e-5, True, False)])
+def test_what_a_model_casts_is_not_held_to_float64(monkeypatch: pytest.MonkeyPatch, off: float, is_narrow: bool, passes: bool) -> None:
+    """A model of doubles whose norm is computed in float32 is as near as that."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    doubles: Any = importlib.import_module("doubles")
+    monkeypatch.setattr(torchsmith, "compile", lambda fn: lambda **kwargs: {"out": fn(**kwargs) * (1 + off)})
+
+    class Net(torch.nn.Module):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return (input.float() * 2).double() if is_narrow else input * 2
+
+    def run(model: Any, call: Any, kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        out = call(**kwargs)
+        return out if isinstance(out, dict) else {"out": out}
+
+    torch.manual_seed(0)
+    said = doubles._wrong_in_doubles(Net(), {"input": torch.randn(8, 8, dtype=torch.float64)}, run, None)
+    assert (said == "") == passes, said
+
+
 def test_op_db_compares_what_eager_defines(monkeypatch: pytest.MonkeyPatch) -> None:
     """What eager does not say twice is not compared; an input that is written otherwise is no rounding of the result."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
