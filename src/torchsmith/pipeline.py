@@ -222,14 +222,15 @@ def compile_functional(
 def compile_and_load(
     fg: FunctionalGraph, options: Options, name: str, inputs: Sequence[Any], **how: Any
 ) -> tuple[Call, Manifest, str, bool]:
-    """compile_functional's results behind the callable that `load` makes of them, told `how`. A library that cannot be loaded may be from
-    another machine, or damaged: it is compiled anew, once."""
+    """compile_functional's results, for the device at hand, behind the callable that `load` makes of them, told `how`. A library that
+    cannot be loaded may be from another machine, or damaged: it is compiled anew, once."""
+    options = at_hand(fg, options)
     manifest, library, cached = compile_functional(fg, options, name, inputs)
     for anew in (False, True):
         try:
             with events.timed("load", graph=name):
                 call = load(library, manifest, name=name, tail=fg.consts, threads=options.cpp_threads, pool=options.thread_pool,
-                            writes=fg.writes, **how)  # fmt: skip
+                            writes=fg.writes, records=RECORDS if options.triton_cudagraphs else 0, **how)  # fmt: skip
             break
         except Unsupported as why:
             if anew or why.code != "RUN003":
@@ -389,14 +390,13 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     parts = parts_of(fg, options)
     if parts is not None:
         fg = parts.rest
-    options = at_hand(fg, options)
     if not options.freezing:
         fg = without_uncounted(fg, inputs)
     if options.trace_enabled:
         events.emit("artifact", graph=name, name="functional_graph.txt", text=fg.key_text)
     call, manifest, library, cached = compile_and_load(
         fg, options, name, () if parts else inputs, eager=_give_up if parts else eager, frozen=options.freezing,
-        discard=options.freezing and options.freezing_discard_parameters, records=RECORDS if options.triton_cudagraphs else 0,
+        discard=options.freezing and options.freezing_discard_parameters,
     )  # fmt: skip
     if options.libtorch == "forbid":
         refuse_externs(manifest)

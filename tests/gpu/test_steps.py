@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -139,6 +140,38 @@ def numbers_of(n: int, counter: int) -> torch.Tensor:
     """What few elements are compared with: four of a thread's."""
     words = [OPS["philox"].scalar(generator.seed, counter, e // 4, e % 4) for e in range(n)]
     return torch.tensor(words, dtype=torch.float64).float() * 2.0**-32 + 2.0**-33
+
+
+def test_graphs_under_autograd_are_for_the_device_at_hand(fake: ctypes.CDLL) -> None:
+    """Forward and backward apart, as one graph would be: kernels draw, for this architecture, and nothing is recorded if so said."""
+    made: list[Any] = []
+    at_hand, compiling, loading = pipeline.at_hand, pipeline.compile_functional, pipeline.load
+
+    def compile_functional(fg: Any, options: Any, *rest: Any, **named: Any) -> Any:
+        made.append(options.cuda_arch)
+        return compiling(fg, options, *rest, **named)
+
+    def load(*given: Any, **named: Any) -> Any:
+        made.append(named["records"])
+        return loading(*given, **named)
+
+    for cudagraphs in (True, False):
+        model, made[:] = Dropping(), []
+        with (
+            patch.object(pipeline, "at_hand", lambda fg, options: dataclasses.replace(at_hand(fg, options), cuda_arch=80)),
+            patch.object(pipeline, "compile_functional", compile_functional), patch.object(pipeline, "load", load), recording() as got,
+        ):  # fmt: skip
+            compiled = torchsmith.compile(model, options={"force_disable_caches": True, "triton.cudagraphs": cudagraphs})
+            for _ in range(4):
+                first = generator.offset // 4
+                x = torch.randn(12, 8)
+                masks = [numbers_of(12 * 8, first + k).view(12, 8) < 0.75 for k in range(3)]
+                found = compiled(x, drop)
+                torch.testing.assert_close(found, model(x, lambda x, masks=masks: x * masks.pop(0).to(x.dtype) * (1 / 0.75)))
+                found.square().mean().backward()
+        assert made == [80, 8 if cudagraphs else 0] * 2
+        called = {x for e in got if e.kind == "graph" for x in e.fields["report"].externs}
+        assert called <= {"torchsmith.take_draws.default", "aten.addmm.default"}, called
 
 
 def test_dropout_of_an_odd_address_is_eagers(fake: ctypes.CDLL) -> None:
