@@ -7,23 +7,26 @@ import itertools
 
 import pytest
 import torch
-from graph_harness import graph_of
+from graph_harness import captured, graph_of
 from lower_harness import call_eager, to_array
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import torchsmith
+from torchsmith.autograd.joint import Joint
 from torchsmith.codes import Unsupported
 from torchsmith.events import recording
 from torchsmith.graph import tracing
 from torchsmith.graph.eager import eager_callable
 from torchsmith.graph.host_part import take_out
 from torchsmith.graph.rules import functions
-from torchsmith.graph.spec import FreshOutput
+from torchsmith.graph.sizes import SizeFacts
+from torchsmith.graph.spec import FreshOutput, TensorSpec
 from torchsmith.graph.tracing import remember_device
 from torchsmith.ir.expr import Sym, walk
 from torchsmith.ir.interpret import run_program
+from torchsmith.ir.nested import leaves
 from torchsmith.ir.number import number_of
 from torchsmith.ir.parse import parse_program
 from torchsmith.ir.print import print_program
@@ -106,6 +109,64 @@ def test_results_on_cuda_are_as_torchs_fake_tensors_say():
             assert 0 in shape or all(a == b for a, b in steps), entry.name
         checked += bool(made)
     assert checked > 60
+
+
+def away(fg):
+    """Nodes whose values lie elsewhere than on the GPU."""
+    specs = ((n, s) for n in fg.graph.nodes if n.op == "call_function" for s in leaves(n.meta.get("spec")) if isinstance(s, TensorSpec))
+    return [f"{n.name} = {n.target}" for n, s in specs if s.device != "cuda:0"]
+
+
+def cut_of(fn, *args):
+    """The forward and the backward graph of a function whose float arguments want gradients."""
+    facts = SizeFacts()
+    gm = captured(fn, tuple(t.requires_grad_(t.is_floating_point()) for t in args), facts)
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            node.meta["val"].requires_grad_(node.meta["val"].is_floating_point())
+    return Joint(gm, facts).cut()
+
+
+def test_what_operators_and_their_derivatives_are_made_of_lies_beside_their_operands():
+    """Zeros that a gradient is added to, masks, counters: torch makes them on the operands' device. Run eagerly they have to lie there, and
+    what is in the host's memory would be taken for a part that comes before (graph/host_part.py)."""
+    checked = 0
+    for entry in op_db[::3]:
+        if torch.float32 not in entry.dtypes or not entry.supports_autograd or "sparse" in entry.name or entry.name == "to":
+            continue
+        sample = next(iter(entry.sample_inputs("cpu", torch.float32)), None)
+        given, form = tree_flatten(None if sample is None else (sample.input, sample.args, sample.kwargs))
+        tensors = [v for v in given if isinstance(v, torch.Tensor)]
+        if not tensors:
+            continue
+
+        def call(*args: torch.Tensor, entry=entry, given=given, form=form):
+            rest = iter(args)
+            first, more, options = tree_unflatten([next(rest) if isinstance(v, torch.Tensor) else v for v in given], form)
+            return entry.op(first, *more, **options)
+
+        metas = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
+        try:
+            cut = cut_of(call, *(remember_device(t, torch.device("cuda:0")) for t in metas))
+        except Exception:  # it needs values, or has no derivative
+            continue
+        assert not away(cut.forward) and not away(cut.backward.graph), entry.name
+        checked += 1
+    assert checked > 100, checked
+
+
+def test_rows_that_the_host_chose_are_no_obstacle_to_gradients():
+    """Backward reads what forward kept in the host's memory: it moves, and what is left is on the GPU alone."""
+    def table(x, w):
+        at = torch.arange(4)
+        rows = w[(at[:, None] - at[None]) + 3]
+        return x[:, 1:] @ rows.sum(0)[1:]
+
+    cut = cut_of(table, placed(5, 4), placed(7, 3))
+    for fg in (cut.forward, cut.backward.graph):
+        parts = take_out(fg)
+        assert parts is not None and not away(parts.rest)
+        assert lower(parts.rest, Options(cuda_arch=80)).device == "cuda:0"
 
 
 @pytest.mark.parametrize("call", [

@@ -267,20 +267,26 @@ class _Functions(TorchFunctionMode):
         self.trace.note_autocast()
         if self.trace.autocast:
             args, kwargs = self.trace.cast_above(func, args, kwargs or {})
-        found = FUNCTION_RULES.get(func)
-        if found is not None:
-            return found(self.trace, self.plainly(func), *args, **(kwargs or {}))
-        if kwargs and kwargs.get("device") is not None:
-            call = self.plainly(func)
-            return self.trace.made_on(kwargs["device"], partial(call, device=_CPU) if _needs_device(func) else call, args, kwargs)
         if not self.trace.has_devices:
-            return self.plainly(func)(*args, **(kwargs or {}))
+            return self.placed(func, args, kwargs or {})
         outer = self.trace.calling_on
         self.trace.calling_on = next((device_of(t) for t in tensors_in((args, kwargs or {})) if device_of(t) != _CPU), _CPU)
         try:
-            return self.plainly(func)(*args, **(kwargs or {}))
+            return self.placed(func, args, kwargs or {})
         finally:
             self.trace.calling_on = outer
+
+    def placed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The call, of a rule where there is one; a factory is told where to make its tensor."""
+        found = FUNCTION_RULES.get(func)
+        call, device = self.plainly(func), kwargs.get("device")
+        if found is not None:
+            return found(self.trace, call, *args, **kwargs)
+        if device is not None:
+            return self.trace.made_on(device, partial(call, device=_CPU) if _needs_device(func) else call, args, kwargs)
+        if self.trace.parts_on != _CPU and not tensors_in((args, kwargs)):
+            return self.trace.made_on(self.trace.parts_on, call, args, kwargs)
+        return call(*args, **kwargs)
 
     def plainly(self, func: Any) -> Any:
         """`func` itself, past this mode; a Python function so that the torch functions it calls still come here."""
@@ -352,6 +358,7 @@ class Tracing(AbstractContextManager["Tracing"]):
         self.numbers: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a tensor and the symbol of its one element
         self.making_on: torch.device | None = None
         self.calling_on = _CPU  # where the operands of the function above the dispatcher lie: for what its C++ makes beside them
+        self.parts_on = _CPU  # where those of the operator lie whose parts are run: for what these make without operands
         self.draws = 0  # operators met that may draw random numbers
         self.inside = 0  # operators written with others that are under way: their parts are not what eager runs
         self.harms = 0  # ... that raise on some values, or ask for them
@@ -573,12 +580,14 @@ class Tracing(AbstractContextManager["Tracing"]):
         found = PARTS.get(func) or (DRAWS.get(func) if self.facts.own_draws else None)
         if found is None:
             return NotImplemented
+        outer, self.parts_on = self.parts_on, self.device_for(args, kwargs) if self.has_devices else _CPU
         self.inside += 1
         try:
             with self._operators, self._functions:
                 result = found(*args, **kwargs)
         finally:
             self.inside -= 1
+            self.parts_on = outer
         if result is not NotImplemented and not self.inside and not self.has_devices:
             accept.compare(func, args, kwargs, result, self.facts.loc)
         return result

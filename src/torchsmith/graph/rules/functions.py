@@ -650,7 +650,8 @@ def ctc_loss(
     if isinstance(target_lengths, Tensor) or reduction != 1:
         return call(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)  # type: ignore[no-any-return]
     each = call(log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity)
-    return (each / torch.tensor([max(n, 1) for n in target_lengths], dtype=each.dtype)).mean()  # type: ignore[no-any-return]
+    lengths = torch.tensor([max(n, 1) for n in target_lengths], dtype=each.dtype, device=device_of(each))
+    return (each / lengths).mean()  # type: ignore[no-any-return]
 
 
 @function_rule(torch.kron)
@@ -687,7 +688,7 @@ def one_hot(trace: Tracing, call: Any, input: Tensor, num_classes: Any = -1) -> 
     is_empty = any(type(n) is int and n == 0 for n in input.shape)
     if input.dtype is not torch.int64 or (isinstance(num_classes, int) and num_classes < 1) or is_empty:
         return call(input, num_classes)  # type: ignore[no-any-return]
-    return torch.zeros(*input.shape, num_classes, dtype=torch.int64).scatter(-1, input.unsqueeze(-1), 1)
+    return torch.zeros(*input.shape, num_classes, dtype=torch.int64, device=device_of(input)).scatter(-1, input.unsqueeze(-1), 1)
 
 
 @function_rule(Tensor.fill_diagonal_)
@@ -781,7 +782,7 @@ def tril_indices(trace: Tracing, call: Any, row: Any, col: Any, offset: int = 0,
     """Torch's parser wants plain sizes."""
     if not isinstance(row, SymTypes) and not isinstance(col, SymTypes):
         return call(row, col, offset, **options)  # type: ignore[no-any-return]
-    rows, cols = _below(row, col, offset, False)
+    rows, cols = _below(row, col, offset, False, options.get("device"))
     return torch.stack([rows, cols]).to(options.get("dtype") or torch.int64)
 
 
@@ -790,11 +791,11 @@ def triu_indices(trace: Tracing, call: Any, row: Any, col: Any, offset: int = 0,
     """The elements below a diagonal from the last to the first, in a matrix that is turned by half."""
     if not isinstance(row, SymTypes) and not isinstance(col, SymTypes):
         return call(row, col, offset, **options)  # type: ignore[no-any-return]
-    rows, cols = _below(row, col, col - row - offset, True)
+    rows, cols = _below(row, col, col - row - offset, True, options.get("device"))
     return torch.stack([(row - 1) - rows, (col - 1) - cols]).to(options.get("dtype") or torch.int64)
 
 
-def _below(rows: Any, cols: Any, offset: Any, is_reversed: bool) -> tuple[Tensor, Tensor]:
+def _below(rows: Any, cols: Any, offset: Any, is_reversed: bool, device: Any) -> tuple[Tensor, Tensor]:
     """Row and column of each element on the diagonal `offset` or below it. Rows have `first`, `first` + 1, ... elements up to `cols`."""
     skipped, first = (-offset, 1) if offset < 0 else (0, 1 + offset)  # empty rows at the top
     rows = rows - skipped
@@ -808,7 +809,8 @@ def _below(rows: Any, cols: Any, offset: Any, is_reversed: bool) -> tuple[Tensor
         growing = rows if rows > 0 else 0
     body = before(growing)
     count = body + (rows - growing) * cols if rows > 0 else 0
-    at = (count - 1) - torch.arange(count) if is_reversed else torch.arange(count)
+    at = torch.arange(count, device=device)
+    at = (count - 1) - at if is_reversed else at
     past = at - body
     row, col = growing + past // cols, past % cols
     if not (type(growing) is int and growing == 0):

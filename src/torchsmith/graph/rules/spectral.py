@@ -121,7 +121,7 @@ def stft(
         return call(input, n_fft, *rest)  # type: ignore[no-any-return]
     if width < n_fft:
         left = (n_fft - width) // 2
-        window = torch.ones(width, dtype=input.dtype) if window is None else window
+        window = torch.ones(width, dtype=input.dtype, device=device_of(input)) if window is None else window
         window = torch.constant_pad_nd(window, [left, n_fft - width - left])
     if n_fft > input.shape[-1]:
         raise RuntimeError(f"stft: expected 0 < n_fft < {input.shape[-1]}, but got n_fft={n_fft}")
@@ -153,7 +153,7 @@ def istft(
         return call(input, n_fft, *rest)  # type: ignore[no-any-return]
     if input.shape[-2] != (n_fft // 2 + 1 if half else n_fft):
         raise RuntimeError(f"istft: expected {n_fft // 2 + 1 if half else n_fft} frequencies for n_fft={n_fft}, but got {input.shape[-2]}")
-    whole = torch.ones(width, dtype=input.dtype.to_real()) if window is None else window
+    whole = torch.ones(width, dtype=input.dtype.to_real(), device=device_of(input)) if window is None else window
     if width < n_fft:
         left = (n_fft - width) // 2
         whole = torch.constant_pad_nd(whole, [left, n_fft - width - left])
@@ -186,12 +186,12 @@ def _cosines(*weights: float) -> Any:
     def window(trace: Tracing, call: Any, window_length: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not isinstance(window_length, torch.SymInt) or len(args) > 1 or "alpha" in kwargs or "beta" in kwargs:
             return call(window_length, *args, **kwargs)  # type: ignore[no-any-return]
-        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        dtype, device = kwargs.get("dtype") or torch.get_default_dtype(), kwargs.get("device")
         n: Any = window_length
         if n == 1:
-            return torch.ones(1, dtype=dtype)
+            return torch.ones(1, dtype=dtype, device=device)
         is_periodic = args[0] if args else kwargs.get("periodic", True)
-        at = torch.arange(n, dtype=dtype) * (2 * math.pi / (n if is_periodic else n - 1))
+        at = torch.arange(n, dtype=dtype, device=device) * (2 * math.pi / (n if is_periodic else n - 1))
         terms = [at.cos() * -w if k == 1 else (at * float(k)).cos() * w for k, w in enumerate(weights) if k]
         total = terms[0] + weights[0]
         for term in terms[1:]:
@@ -210,11 +210,11 @@ def bartlett_window(trace: Tracing, call: Any, window_length: Any, periodic: boo
     """Up and down again in straight lines."""
     if not isinstance(window_length, torch.SymInt):
         return call(window_length, periodic, **options)  # type: ignore[no-any-return]
-    dtype = options.get("dtype") or torch.get_default_dtype()
+    dtype, device = options.get("dtype") or torch.get_default_dtype(), options.get("device")
     n: Any = window_length
     if n == 1:
-        return torch.ones(1, dtype=dtype)
-    at = torch.arange(n, dtype=dtype) * (2.0 / (n if periodic else n - 1))
+        return torch.ones(1, dtype=dtype, device=device)
+    at = torch.arange(n, dtype=dtype, device=device) * (2.0 / (n if periodic else n - 1))
     return torch.where(at <= 1, at, 2 - at)
 
 
@@ -225,7 +225,7 @@ def _frequencies(fn: Any, half: bool) -> None:
         d = args[0] if args else kwargs.get("d", 1.0)
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         size: Any = n
-        at = torch.arange(size // 2 + 1 if half else size, dtype=dtype)
+        at = torch.arange(size // 2 + 1 if half else size, dtype=dtype, device=kwargs.get("device"))
         if not half:
             at = torch.where(at < (size + 1) // 2, at, at - size)
         return at * (1.0 / (size * d))
