@@ -237,6 +237,8 @@ def compile_and_load(
                 raise
             events.emit("cache", name="damaged", path=library, detail=why.detail)
             manifest, library, cached = compile_functional(fg, options, name, inputs, anew=True)
+    if options.libtorch == "forbid":
+        refuse_externs(manifest)
     return call, manifest, library, cached
 
 
@@ -398,8 +400,6 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
         fg, options, name, () if parts else inputs, eager=_give_up if parts else eager, frozen=options.freezing,
         discard=options.freezing and options.freezing_discard_parameters,
     )  # fmt: skip
-    if options.libtorch == "forbid":
-        refuse_externs(manifest)
     call = as_drawing(call, fg, manifest)
     scalars = scalars_written(fg, manifest.device)
     if scalars:

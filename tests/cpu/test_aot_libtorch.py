@@ -174,8 +174,9 @@ def test_compiled_linear_algebra_raises_as_eager_does() -> None:
             compiled(torch.zeros_like(x))
 
 
-def test_compile_may_forbid_too() -> None:
-    x = torch.eye(3)
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_compile_may_forbid_too(needs_grad: bool) -> None:
+    x = torch.eye(3, requires_grad=needs_grad)
     assert torch.equal(torchsmith.compile(lambda x: torch.linalg.inv(x) + 1)(x), x + 1)
     with pytest.raises(Unsupported, match=r"AOT020.*linalg_inv_ex"):
         torchsmith.compile(lambda x: torch.linalg.inv(x) + 2, options={"libtorch": "forbid"})(x)
