@@ -375,6 +375,22 @@ def test_what_eager_refuses_is_refused(at: int) -> None:
     check(*REFUSED[at])
 
 
+FILLS: dict[torch.dtype, list[Tensor]] = {
+    torch.uint8: [torch.tensor(v) for v in (300, -1, -255, -256, 200.5, -1.5, math.nan, math.inf)],
+    torch.int32: [torch.tensor(v) for v in (2**40, -(2**31), -(2**31) - 1, 2.5, 1e10, -math.inf)],
+    torch.float16: [torch.tensor(v) for v in (1e6, 6e4, -math.inf, math.nan, 70000, 7)],
+    torch.float32: [torch.tensor(v, dtype=torch.float64) for v in (1e300, 1e30, math.inf)],
+}
+
+
+@pytest.mark.parametrize("dtype", FILLS)
+def test_numbers_of_tensors_that_fill_have_to_fit(dtype: torch.dtype) -> None:
+    calls = [(torch.ones(4, dtype=dtype), torch.tensor([True, False, True, False]), v) for v in FILLS[dtype]]
+    for fill in (Tensor.masked_fill, lambda x, m, v: x.index_fill(0, m.nonzero()[:, 0], v)):
+        for given in {v.dtype for v in FILLS[dtype]}:
+            check(fill, *(c for c in calls if c[2].dtype is given))
+
+
 # ---------------------------------------------------------------- values to the last bit, and layouts
 
 

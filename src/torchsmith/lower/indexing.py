@@ -17,6 +17,7 @@ from .cat import conjunction, masked
 from .core import Builder
 from .gather import check_range, position_of, wrapped
 from .numerics import cast, highest, lowest, opmath, rounded_to, scalar
+from .pointwise import check_fits
 from .ref import ONE, ZERO, Index, Ref, constant, is_one, known, product, size
 from .table import lowers
 from .views import reshape, wrap_dim
@@ -286,6 +287,7 @@ def lower_index_fill(cx: Builder, x: Ref, dim: int, index: Ref, value: Any) -> A
 
 @lowers("aten.index_fill.int_Tensor")
 def lower_index_fill_by(cx: Builder, x: Ref, dim: int, index: Ref, value: Ref) -> Any:
+    check_fits(cx, value, x.dtype)
     return _fill(cx, x, dim, index, cast(value.at(()), x.dtype))
 
 

@@ -17,7 +17,7 @@ from ..ir.dtype import DType
 from ..ir.expr import Const, Expr, op, select
 from ..ir.ops import OPS
 from .core import Builder
-from .numerics import IR_DTYPES, TORCH_DTYPES, boolean, cast, number_dtype, opmath, result_type, rounded_to, scalar
+from .numerics import HIGHEST, IR_DTYPES, LOWEST, TORCH_DTYPES, boolean, cast, number_dtype, opmath, result_type, rounded_to, scalar
 from .ref import Index, Ref, known
 from .table import lowers, overload
 
@@ -465,9 +465,40 @@ def where(cx: Builder, test: Ref, x: Any, y: Any) -> Ref:
     return cx.stage(lambda i: select(boolean(test.at(i)), element(x, i, d, d), element(y, i, d, d)))
 
 
+def check_fits(cx: Builder, value: Any, d: DType) -> None:
+    """A tensor's one number that eager reads and makes one of `d`: where it is beyond that, eager raises."""
+    if not isinstance(value, Ref) or value.dtype is d or d is dt.bool_ or value.dtype is dt.bool_:
+        return
+    least, most = _range(d)
+    if value.dtype.is_float <= d.is_float and least <= _range(value.dtype)[0] and _range(value.dtype)[1] <= most:
+        return
+    compute = opmath(value.dtype)
+    if not value.dtype.is_float and least == 0:
+        least = -most  # a negative integer is taken modulo the size
+
+    def bad(_: Index) -> Expr:
+        v = cast(value.load(()), compute)
+        ends = [max(least, LOWEST.get(compute, least)), min(most, HIGHEST.get(compute, most))]
+        beyond = op("or", op("lt", v, scalar(ends[0], compute)), op("gt", v, scalar(ends[1], compute)))
+        if not compute.is_float:
+            return beyond
+        if d.is_float:
+            return op("and", beyond, op("lt", op("abs", v), c(v, math.inf)))
+        return op("or", beyond, op("ne", v, v))
+
+    cx.check_none((), bad, "RuntimeError", "value cannot be converted without overflow")
+
+
+def _range(d: DType) -> tuple[float, float]:
+    """The least and the greatest finite number of a dtype."""
+    found = torch.finfo(TORCH_DTYPES[d]) if d.is_float else torch.iinfo(TORCH_DTYPES[d])
+    return found.min, found.max
+
+
 @lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def masked_fill(cx: Builder, x: Ref, mask: Ref, value: Any) -> Ref:
     d = cx.dtype
+    check_fits(cx, value, d)
     return cx.stage(lambda i: select(boolean(mask.at(i)), element(value, i, d, d), x.at(i)))
 
 
