@@ -714,12 +714,12 @@ def ways_table(files: list[Path]) -> tuple[str, list[dict[str, Any]]]:
         wrong = [line_of(e) for e in found["entries"] if e["verdict"] in WRONG or e["verdict"] in ("crash", "timeout", "error")]
         rows.append({
             "way": ", ".join(w for w in about["way"].split(", ") if not w.endswith((" False", " given", " "))),
-            "entries": f["entries"], "right": f["equal"] - f["rounding"],
+            "entries": f["entries"], "of": about.get("of", ""), "samples": about.get("samples", ""), "right": f["equal"] - f["rounding"],
             "rounding": f["rounding"], "eager with code": f["equal"] - f["one graph"], "native": f["native"], "wrong": f["wrong"],
             "crashed": f["crashes, hangs, errors"], "codes": dict(codes.most_common()), "found": wrong, "date": about["date"],
             "commit": about.get("commit", ""), "torch": about["torch"], "python": about["python"],
         })  # fmt: skip
-    columns = ("way", "entries", "right", "rounding", "eager with code", "native", "wrong", "crashed", "codes", "date", "commit")
+    columns = tuple(c for c in rows[0] if c not in ("found", "torch", "python")) if rows else ()
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for row in rows:
         codes = ", ".join(f"{c} ({k})" for c, k in row["codes"].items())
@@ -727,9 +727,9 @@ def ways_table(files: list[Path]) -> tuple[str, list[dict[str, Any]]]:
     versions = sorted({f"torch {r['torch']}, Python {r['python']}" for r in rows})
     head = f"""# op_db in other ways
 
-{"; ".join(versions)}. right: as eager in every respect. rounding: outside of the tolerance, and not farther from float64 than
-twice eager's error. eager with code: right, but some of it ran outside of the graph, counted with the codes. What is wrong or crashed is
-listed below the table.
+{"; ".join(versions)}. entries, of: those that ran, of as many. samples: of each entry, at most. right: as eager in every
+respect. rounding: outside of the tolerance, and not farther from float64 than twice eager's error. eager with code: right, but some of it
+ran outside of the graph, counted with the codes. What is wrong or crashed is listed below the table.
 """
     tail = ["", *(f"- {w}".replace("|", "/") for r in rows for w in r["found"])]
     return "\n".join([head, *lines, *tail]).rstrip() + "\n", rows
@@ -834,6 +834,8 @@ def main() -> int:
         "torch": torch.__version__,
         "python": sys.version.split()[0],
         "commit": commit(),
+        "of": str(len(entry_names(way))),
+        "samples": str(args.samples),
         "minutes": f"{(time.time() - began) / 60:.1f}",
         "command": "python bench/op_db.py " + " ".join(sys.argv[1:]),
     }

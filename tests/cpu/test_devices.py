@@ -346,22 +346,22 @@ def on_the_processor(graph: torch.fx.Graph) -> torch.fx.Graph:
     return graph
 
 
-def take_rows_of_a_moved_batch(x, w, rows):
+def take_rows_of_a_moved_batch(x, w, rows, step):
     batch = (x + 1).to("cuda:0")
     return batch @ w + w[rows], x.t(), x * 2, w.sum(), x
 
 
-def write_beside_the_host(x, w, rows):
+def write_beside_the_host(x, w, rows, step):
     w.mul_(x[0].to("cuda:0"))
     return torch.ones(3), w[rows[:2]] * x[0, 0]
 
 
-def rows_that_the_device_tells(x, w, rows):
+def rows_that_the_device_tells(x, w, rows, step):
     batch = x.to("cuda:0")
     return w[batch[:, 0] > 0], batch.nonzero(), rows * 2
 
 
-def count_anew(x, w, rows):
+def count_anew(x, w, rows, step):
     """As an optimizer's first step does, whose counters are made in the host's memory and read as numbers."""
     step = torch.zeros(()) + x.shape[0]
     step += 1
@@ -369,11 +369,21 @@ def count_anew(x, w, rows):
     return step * step.item(), w + x.sum().item(), rows * 2
 
 
-@pytest.mark.parametrize("fn", [take_rows_of_a_moved_batch, write_beside_the_host, rows_that_the_device_tells, count_anew])
+def count_beside_a_moved_batch(x, w, rows, step):
+    """As the later steps do: the counter is an input that is written."""
+    batch = x.to("cuda:0")
+    step.add_(1)
+    w.sub_(batch * (0.1 / (1 - 0.9 ** step.item())))
+    return step * 2, w.sum()
+
+
+@pytest.mark.parametrize("fn", [
+    take_rows_of_a_moved_batch, write_beside_the_host, rows_that_the_device_tells, count_anew, count_beside_a_moved_batch,
+])  # fmt: skip
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_hosts_part_is_taken_out(fn, dynamic):
     """What is left is on the device alone; both together give what eager gives."""
-    example = torch.ones(4, 4), placed(4, 4), torch.ones(4, dtype=torch.int64)
+    example = torch.ones(4, 4), placed(4, 4), torch.ones(4, dtype=torch.int64), torch.ones(())
     fg = graph_of(fn, *example, dynamic=(0, 1, 2) if dynamic else (), reads=True)
     with pytest.raises(Unsupported, match="LOW005"):
         lower(fg, Options(cuda_arch=80))
@@ -387,7 +397,7 @@ def test_the_hosts_part_is_taken_out(fn, dynamic):
     on_the_processor(parts.part.graph), on_the_processor(parts.rest.graph)
     here = dataclasses.replace(parts, device="cpu")
     for n in (4, 6) if dynamic else (4,):
-        given = torch.randn(n, n), torch.randn(n, n), torch.randint(0, n, (n,))
+        given = torch.randn(n, n), torch.randn(n, n), torch.randint(0, n, (n,)), torch.ones(())
         mine = [t.clone() for t in given]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "to", lambda t, *a, **k: t)  # torch without CUDA cannot run it
@@ -418,10 +428,11 @@ def test_what_the_host_gives_lies_on_the_device_as_the_graph_reads_it(rows):
     lambda x, w: x + w,  # eager refuses it
     lambda x, w: (x.mul_(2), w + 1)[1],
     lambda x, w: (w.cpu() + x, w + 1),
-], ids=["mixed", "written", "back"])  # fmt: skip
+    lambda x, w: w.sum() + torch.ones(x.sum().long().item()).to("cuda:0"),
+], ids=["mixed", "written", "back", "told"])  # fmt: skip
 def test_what_is_no_part_before_stays_whole(fn):
     try:
-        fg = graph_of(fn, torch.ones(4), placed(4))
+        fg = graph_of(fn, torch.ones(4), placed(4), reads=True)
     except (RuntimeError, Unsupported):
         return
     assert take_out(fg) is None

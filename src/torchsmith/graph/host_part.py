@@ -21,6 +21,7 @@ from ..ir.expr import Expr, Sym, walk
 from ..ir.nested import leaves
 from ..ir.program import dense
 from .eager import asked, eager_callable, symbol_values, view_of
+from .schema import may_draw
 from .spec import FreshOutput, FunctionalGraph, InputOutput, Output, TensorSpec, ViewOutput
 
 HOST = "cpu"
@@ -135,18 +136,20 @@ def _cut(
     chained = any(isinstance(out, ViewOutput) and not isinstance(out.of, int) and out.of[1] in own for out in fg.outputs)
     told = _told(fg)
     varies = any(not told.isdisjoint(walk(*_sizes_of(out.spec))) for i in own if isinstance(out := fg.outputs[i], ViewOutput))
-    if written & arrays or chained or varies or any(by_name[name] in taken for _, name in fg.write_backs):
+    anew = {n for n in before if _is_item(n, inputs)} | _new_numbers(fg, by_name, taken, inputs)
+    if written & arrays or chained or varies or any(by_name[name] in taken - anew for _, name in fg.write_backs):
         return None
-    left = [n for n in fg.graph.nodes if n.op == "call_function" and (n not in taken or _is_item(n, inputs))]
+    left = [n for n in fg.graph.nodes if n.op == "call_function" and (n not in taken or n in anew)]
     used = {m for n in left for m in n.all_input_nodes}
-    crossing = [n for n in (*placeholders, *before) if n in used and (n in arrays or n in taken)]
+    crossing = [n for n in (*placeholders, *before) if n in used and (n in arrays or n in taken - anew)]
     are_arrays = {n for n in crossing if n in arrays or _is_array(n)}
     if any(m.target not in TAKES_ARRAYS and not are_arrays.isdisjoint(m.all_input_nodes) for m in left):
         return None  # eager refuses it
     if not left or any(len(_specs(n)) != 1 or not isinstance(n.meta["spec"], TensorSpec) for n in crossing if n in taken):
         return None
-
     specs = [inputs[n] if n in inputs else n.meta["spec"] for n in crossing]
+    if any(not told.isdisjoint(walk(*_sizes_of(s))) for s in specs):
+        return None  # inputs have sizes that are known before
     moved = tuple(s.device == HOST and bool(s.shape) for s in specs)
     # What moves has no gaps there: a copy of elements with gaps between them would be laid out otherwise.
     there = {
@@ -157,9 +160,39 @@ def _cut(
     rest = _rest(fg, inputs, arrays, there, left, kept)
     names = tuple(n.name for n in crossing if n in taken)
     fresh = tuple(o.node for i in own if isinstance(o := fg.outputs[i], FreshOutput))
-    part = replace(fg, graph=_only(fg.graph, taken), outputs=tuple(map(FreshOutput, (*names, *fresh))), write_backs=())
+    needed, given = taken - anew, {*names, *fresh}
+    read: set[Any] = set()  # what these compute sizes and numbers with
+    for node in reversed(before):
+        is_read = _is_item(node, inputs) and node.meta["spec"] in read
+        if is_read or node in needed or node.name in given or not needed.isdisjoint(node.users):
+            needed.add(node)
+            read |= told.intersection(walk(*_sizes(node)))
+    part = replace(fg, graph=_only(fg.graph, needed), outputs=tuple(map(FreshOutput, (*names, *fresh))), write_backs=())
     numbers = {n: k for k, n in enumerate(placeholders)}
     return HostPart(fg, rest, part, device, tuple(n.name if n in taken else numbers[n] for n in crossing), moved, own, kept)
+
+
+def _new_numbers(fg: FunctionalGraph, by_name: dict[str, fx.Node], taken: set[fx.Node], inputs: dict[fx.Node, Any]) -> set[fx.Node]:
+    """The nodes of the host that make new values of numbers in its memory (an optimizer's counter). What is left makes them too, and
+    writes them: nothing is written before it has run."""
+
+    def is_number(node: fx.Node) -> bool:
+        specs = _specs(node) or [s for s in [inputs.get(node)] if isinstance(s, TensorSpec)]
+        return len(specs) == 1 and specs[0].device == HOST and not specs[0].shape
+
+    def is_made_of_numbers(node: fx.Node) -> bool:
+        if not isinstance(node.target, torch._ops.OpOverload) or may_draw(node.target, node.args, node.kwargs):
+            return False
+        return all(map(is_number, (node, *node.all_input_nodes)))
+
+    found: set[fx.Node] = set()
+    todo = [by_name[name] for _, name in fg.write_backs]
+    while todo:
+        node = todo.pop()
+        if node in taken and is_made_of_numbers(node):
+            found.add(node)
+            todo += [n for n in node.all_input_nodes if n not in found]
+    return found
 
 
 def _rest(
