@@ -906,6 +906,57 @@ def test_views_have_the_history_that_eager_gives_them(fn, wants, on):
         torch.testing.assert_close(mine[1], theirs[1])
 
 
+class _Shaped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: Any) -> Tensor:
+        ctx.shape = shape
+        return x * shape.numel()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * (ctx.shape.numel() if isinstance(ctx.shape, torch.Size) else 100), None
+
+
+class _AsksForClasses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, n: Any) -> Tensor:
+        ctx.n = n
+        return x * (n if isinstance(n, (int, float)) else 100)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * (ctx.n if type(ctx.n) in (int, float) else 100), None
+
+
+class _AsksLater(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, n: Any) -> Tensor:
+        ctx.n = x.shape[0]
+        return x * n
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        match ctx.n:
+            case int():
+                return g * 2, None
+        return g * (3 if ctx.n.__class__ is int else 100), None
+
+
+def test_functions_see_the_classes_of_sizes_that_eager_shows_them():
+    for f in (
+        lambda x: _Shaped.apply(x, x.shape), lambda x: _AsksForClasses.apply(x, x.shape[0]),
+        lambda x: _AsksForClasses.apply(x, x.shape[0] * 0.5), lambda x: _AsksLater.apply(x, 2),
+    ):  # fmt: skip
+        for dynamic in (None, True):
+            compiled = torchsmith.compile(f, fullgraph=True, dynamic=dynamic)
+            for n in (2, 3, 4):
+                a, b = torch.ones(n, requires_grad=True), torch.ones(n, requires_grad=True)
+                mine, theirs = compiled(a), f(b)
+                mine.sum().backward()
+                theirs.sum().backward()
+                assert torch.equal(mine, theirs) and torch.equal(a.grad, b.grad)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_results_that_show_other_memory_through_a_derivative_of_their_own(dynamic: bool) -> None:
     """An autograd.Function gives its argument back, or a part of it: the program's result goes back through its `backward`."""

@@ -284,6 +284,29 @@ def test_nonstrict_trace_takes_and_gives_containers():
         compiler.nonstrict_trace(3)
 
 
+class Pair(NamedTuple):
+    a: object
+    b: object
+
+
+def test_a_node_of_the_programs_own_code_is_given_what_it_would_see():
+    """A graph has neither torch.Size nor named tuples, and its lists refuse to be written."""
+    @compiler.allow_in_graph
+    def node(x, shape, pair, rest):
+        rest.append(len(rest))
+        return x * shape.numel() + pair.a * pair.b.sum() + rest[-1] + rest[0]["k"], rest
+
+    def f(x, n):
+        y, rest = node(x, x.shape, Pair(n, x), [{"k": n}])
+        return y, rest[1:]
+
+    compiled = torchsmith.compile(f, fullgraph=True)
+    for n in (2, 3, 4):
+        x = torch.ones(n, 2)
+        for mine, theirs in zip(compiled(x, n), f(x, n), strict=True):
+            assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs
+
+
 def test_names_of_the_namespace():
     """Those that no other test is about."""
     kept = []

@@ -598,10 +598,18 @@ def _super_attr(m: Machine, sup: Any, name: str) -> Any:
 NUMBERS: dict[Any, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
+def class_of_number(m: Machine, value: Any) -> Any:
+    """The class that the program sees of a number that varies; None of anything else."""
+    kind = NUMBERS.get(type(value))
+    if kind is not None and not policy.is_trusted(str(m.frames[-1].globals.get("__name__", ""))):
+        m.classes_told += 1
+    return kind
+
+
 def _scalar_attr(m: Machine, obj: Any, name: str) -> Any:
-    kind = NUMBERS.get(type(obj))
     if name == "__class__":
-        return kind or type(obj)
+        return class_of_number(m, obj) or type(obj)
+    kind = NUMBERS.get(type(obj))
     if kind is not None and not hasattr(kind, name):
         raise Raised(_attribute_error(obj, kind, name))
     if kind is not None:  # what a method of a symbol gives is not what the number's own does

@@ -2,8 +2,8 @@
 
 In: the class and the arguments of `apply`. Out: the machine's value of the result. Either way forward is interpreted, so that what it
 reads is guarded; for a node so is backward. Then what both recorded is taken back, and autograd sees `apply` itself on tracing tensors;
-where that would be given more than tensors and numbers (a module whose weights backward reads), forward stays in the graph, and a node
-`Own(body)` gives its results the interpreted backward.
+where that would be given more than tensors and numbers (a module whose weights backward reads), or asks for the class of a number that
+varies, forward stays in the graph, and a node `Own(body)` gives its results the interpreted backward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..codes import Unsupported
 from ..graph import tracing
 from ..graph.sizes import SymTypes
 from . import attributes as at
-from . import hooks, torch_rows, transforms
+from . import hooks, tensors, torch_rows, transforms
 from .attributes import Raised
 from .calls import is_allowed, row
 from .protocol import Args, Kwargs, Machine
@@ -58,7 +58,7 @@ _APPLY = vars(torch.autograd.Function)["apply"]  # a class method written in Pyt
 def apply(m: Machine, args: Args, kwargs: Kwargs) -> Any:
     cls, rest = args[0], args[1:]
     if is_allowed(cls):
-        return m.recorder.record("function", _callable(cls), tuple(rest), kwargs)
+        return _apply_itself(m, cls, rest, kwargs)
     needs = tuple(issubclass(type(a), Tensor) and m.recorder.info(a).requires_grad for a in rest)
     _check_transforms(m, cls)
     if not (m.grad and any(needs)):
@@ -71,21 +71,28 @@ def apply(m: Machine, args: Args, kwargs: Kwargs) -> Any:
         return _distinct(m, made, rest, ctx)
     recorder = m.recorder
     mark, before = recorder.last_node(), hooks.state_of_objects(m)
-    reads, ctx = m.world.reads[0], Context(needs)
+    reads, told, ctx = m.world.reads[0], m.classes_told, Context(needs)
     made = _forward(m, cls, rest, kwargs, ctx)
     got = _backward(m, cls, ctx, made)
     if reads != m.world.reads[0] or m.global_writes or m.cell_writes:  # it runs on the objects as they were before the program
         raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__} may read what the program changed before")
     if before != hooks.state_of_objects(m):
         raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__} changes Python objects")
-    if got is not None and not kwargs and not all(map(_is_plain, rest)):
+    # its own code would see of a size that varies another class than int
+    if got is not None and not kwargs and (told != m.classes_told or not all(map(_is_plain, rest))):
         again = _backward(m, cls, ctx, made, watched=True)
         if before != hooks.state_of_objects(m) or again is None or again.constants != got.constants:
             raise Unsupported("CAP012", at=m.loc(), detail=f"{cls.__name__}.backward does something else when it is differentiated")
         return _own(m, cls, (got, again), ctx, made, rest)
     _guard_tensors(m, mark, [] if got is None else got.around, rest)
     recorder.take_back(mark)
-    return recorder.record("function", _callable(cls), tuple(rest), kwargs)
+    return _apply_itself(m, cls, rest, kwargs)
+
+
+def _apply_itself(m: Machine, cls: Any, rest: Args, kwargs: Kwargs) -> Any:
+    """A node that calls the class."""
+    fn, args, kwargs = tensors.with_containers(m, _callable(cls), rest, kwargs)
+    return m.recorder.record("function", fn, tuple(args), kwargs)
 
 
 def _backward(m: Machine, cls: Any, ctx: Context, made: Any, watched: bool = False) -> transforms.Captured | None:

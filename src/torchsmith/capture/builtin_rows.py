@@ -46,7 +46,7 @@ def type_of(m: Machine, value: Any) -> type:
         m.world.use(track)
     if issubclass(type(value), (TensorMethod, ArrayMethod)):
         return types.BuiltinMethodType
-    return int if issubclass(type(value), Momentary) else at.NUMBERS.get(type(value), type(value))
+    return int if issubclass(type(value), Momentary) else at.class_of_number(m, value) or type(value)
 
 
 @row(type)

@@ -24,7 +24,7 @@ import torch
 from ..codes import Unsupported
 from ..graph.sizes import SymTypes
 from ..ir.rows import rows
-from . import arrays, attempts, floats, overrides, peers, policy, tensor_methods, torch_rows
+from . import arrays, attempts, floats, overrides, peers, policy, tensor_methods, tensors, torch_rows
 from . import attributes as at
 from . import protocols as pr
 from .attributes import Raised, find
@@ -290,7 +290,8 @@ def _record_allowed(m: Machine, fn: Any, args: Args, kwargs: Kwargs) -> Any:
     facts = m.recorder.facts
     before, facts.guesses = facts.guesses, False
     try:
-        return _record(m, fn, args, kwargs)
+        args, kwargs = [m.index_key(a) for a in args], {k: m.index_key(v) for k, v in kwargs.items()}
+        return _record(m, *tensors.with_containers(m, fn, args, kwargs))
     except Unsupported as why:
         if why.code != "CAP024":
             raise

@@ -124,6 +124,7 @@ class Machine:
         self.tensor_attrs: dict[tuple[int, str], Any] = {}
         self.found_tensor: dict[tuple[type, str], Any] = {}
         self.global_hooks_guarded = False
+        self.classes_told = 0  # how often the program's own code asked for the class of a number that varies
 
     def let_go(self) -> None:
         """The capture is over. The machine and its parts refer to one another: they drop what they hold of the program, which would else

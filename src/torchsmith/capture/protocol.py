@@ -75,6 +75,7 @@ class Machine(Protocol):
     context_writes: dict[int, tuple[Any, Any]]
     tensor_attrs: dict[tuple[int, str], Any]
     global_hooks_guarded: bool
+    classes_told: int
     grad: bool
     grad_mode: bool
 

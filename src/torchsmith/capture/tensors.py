@@ -825,6 +825,49 @@ def _nameable(fn: Any) -> Any:
     return _WRAPPED[fn]
 
 
+def with_containers(m: Machine, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+    """A call of the program's own code as a node may hold it: a graph's arguments know neither torch.Size nor named tuples, and its lists
+    refuse to be written. Those are made anew in each call, of the tensors and sizes that stand in them."""
+    if m.modes or m.subclasses or not any(map(_changes_in_graph, (*args, *kwargs.values()))):
+        return fn, args, kwargs
+    try:
+        for value in (*args, *kwargs.values()):
+            m.recorder.fx(value)  # refuses what a graph cannot hold
+    except overrides.Overridden:
+        return fn, args, kwargs
+    held: list[Any] = []
+
+    def stored(value: Any) -> Callable[[Sequence[Any]], Any]:
+        t = type(value)
+        if issubclass(t, torch.Tensor) or t in SymTypes:
+            k = len(held)
+            held.append(value)
+            return lambda given: given[k]
+        if issubclass(t, dict):
+            items = {k: stored(v) for k, v in value.items()}
+            return lambda given: {k: make(given) for k, make in items.items()}
+        if issubclass(t, (tuple, list)):
+            makers = [stored(v) for v in value]
+            build: Any = getattr(t, "_make", t)
+            return lambda given: build([make(given) for make in makers])
+        return lambda given: value
+
+    makers, named = [stored(a) for a in args], {k: stored(v) for k, v in kwargs.items()}
+
+    def call(*given: Any) -> Any:
+        return fn(*(make(given) for make in makers), **{k: make(given) for k, make in named.items()})
+
+    call.__name__ = call.__qualname__ = getattr(fn, "__name__", "call")
+    return call, held, {}
+
+
+def _changes_in_graph(value: Any) -> bool:
+    t = type(value)
+    if t is tuple:
+        return any(map(_changes_in_graph, value))
+    return issubclass(t, (tuple, list, dict))
+
+
 def _holds_tensor(value: Any) -> bool:
     if issubclass(type(value), torch.Tensor):
         return True
