@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from lower_harness import check, check_native
 
 import torchsmith
@@ -117,6 +118,13 @@ def test_sums_and_exponentials_of_numbers_that_are_not_finite():
         return z + z.flip(0), z - z.flip(0).real, 2 - z, z.real + z, torch.exp(z), z.view(6, 6).mean(1), z.view(6, 6).sum(0)
 
     torch.testing.assert_close(torchsmith.compile(fn, fullgraph=True)(z), fn(z), equal_nan=True)
+
+
+def test_convolutions_whose_operand_is_an_input_seen_in_another_dtype():
+    """A copy with padding, or one that is converted, is made of what is a view of a buffer."""
+    z, w = randn(1, 4, 8, 8), randn(4, 4, 3, 3)
+    for fn in (F.conv_transpose2d, lambda z, w: F.conv2d(torch.view_as_real(z)[..., 0], w.real, padding=1)):
+        check_native(fn, z, w, rtol=1e-4, atol=1e-4)
 
 
 def test_complex_numbers_given_to_operators_of_torch():

@@ -124,7 +124,7 @@ def _dense(p: Product) -> tuple[Kernel, ...]:
     if wide is not None:
         name, rows = wide.copy.name, wide.product
         p.buffers[name], seen = wide.copy, {**seen, name: wide.copy}
-        copies = (*copies, stage_kernel(wide.stage, {wide.source.name: wide.source, name: wide.copy}))
+        copies = (*copies, stage_kernel(wide.stage, {**seen, wide.source.name: wide.source}))
     c = close_bounds(rows)
     changes = c.b.buf not in p.lasting
     parts = 1 if changes else parts_of(c, seen)
@@ -220,7 +220,7 @@ def _plain_rows(c: Contraction, buffers: dict[str, Buffer]) -> tuple[tuple[Kerne
             joined = join_taps(made.product, views)
             if not pairs or lies_plain(joined, views):
                 buffers[made.copy.name] = made.copy
-                copies = (stage_kernel(made.stage, {made.source.name: made.source, made.copy.name: made.copy}),)
+                copies = (stage_kernel(made.stage, {**seen, made.source.name: made.source, made.copy.name: made.copy}),)
                 return copies, *_fuller_rows(joined, views)
     if c.a.mask is None:
         views = dict(seen)
