@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from .emit.printers import PRINTERS, print_kernel
 from .graph.eager import eager_callable
 from .graph.functionalise import functionalise, goes_backwards
 from .graph.host_part import HostPart, take_out
+from .graph.lazy import DETACH, plain, turned
 from .graph.readable import readable
 from .graph.schema import may_draw
 from .graph.sizes import SizeFacts
@@ -470,16 +471,13 @@ def as_spent(call: Call, gm: torch.fx.GraphModule) -> Call:
     return spent
 
 
-_DETACH = ("detach", torch.detach, torch.Tensor.detach)
-
-
 def as_cut_off(call: Call, gm: torch.fx.GraphModule, fg: FunctionalGraph, grads: bool) -> Call:
     """`call`, whose views of inputs that the program cut off from autograd (detach, .data, no_grad) stay cut off where gradients flow, and
     whose results of detach() are no views to autograd. grads: some input requires grad."""
     given: Any = gm.graph.output_node().args[0]
     results = list(given) if isinstance(given, tuple | list) else [given]
     views = [i for i, (row, r) in enumerate(zip(fg.outputs, results, strict=False)) if isinstance(row, ViewOutput)]
-    detached = [i for i in views if results[i].target in _DETACH]
+    detached = [i for i in views if results[i].target in DETACH]
     if not views or not (grads or detached):
         return call
     numbers = [i for i in views if not getattr(results[i].meta.get("val"), "requires_grad", True)] if grads else ()
@@ -574,7 +572,15 @@ def compile_graph(
             done = compile_by(choice, gm, facts, example_inputs, options, needs_grad, name, fullgraph)
     else:
         try:
-            done = (compile_attached if needs_grad else compile_native)(gm, facts, options, name, example_inputs)
+            make = compile_attached if needs_grad else compile_native
+            lazy = plain(gm)
+            if lazy is None:
+                done = make(gm, facts, options, name, example_inputs)
+            else:
+                module, around, bits = lazy
+                memory = [t if own is None else turned(t, own) for t, own in zip(example_inputs, bits, strict=False)]
+                done = make(module, facts, options, name, memory)
+                done = replace(done, call=around(done.call))
         except Unsupported as why:
             if options.libtorch == "forbid":
                 raise Forbidden(why.code, at=why.at, detail=why.detail) from why

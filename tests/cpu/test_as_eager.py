@@ -716,3 +716,75 @@ def test_which_tensor_it_is(backend: str) -> None:
     x, y = torch.ones(2, 2), torch.ones(2, 2)
     for pair in ((x, y), (x, x), (y, x)):
         assert compiled(*pair) == asked(*pair)
+
+
+# ---------------------------------------------------------------- conjugate and negative views
+
+
+def _lazy(z: Tensor) -> Any:
+    made = z * 2j
+    bits = z.is_conj(), z.conj().is_conj()
+    parts = z[1:].conj(), z.imag, z.conj().imag
+    return z.conj(), z.mH, *parts, made.conj(), made, torch.fft.ihfft(z.real), z.mH @ z, z.conj().detach(), *bits
+
+
+def _lazy_negative(x: Tensor) -> Any:
+    return x[1:], x * 2, torch._neg_view(x), x.is_neg()
+
+
+def _same(mine: Any, other: Any) -> None:
+    for a, b in zip(mine, other, strict=True):
+        if not isinstance(a, Tensor):
+            assert a == b
+            continue
+        for t in (torch.Tensor.is_conj, torch.Tensor.is_neg, torch.Tensor._is_view, torch.Tensor.stride, torch.Tensor.storage_offset):
+            assert t(a) == t(b)
+        torch.testing.assert_close(a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg())
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_conjugate_and_negative_views_are_inputs_and_results(dynamic: bool | None) -> None:
+    z = torch.randn(4, 3, dtype=torch.complex64)
+    others = torch.randn(5, 3, dtype=torch.complex64), torch.ones(3, 5, dtype=torch.complex64).mH
+    for fn, calls in ((_lazy, (z, z.conj(), *others, z[:3].mH)), (_lazy_negative, (z.conj().imag, z.real))):
+        compiled = torchsmith.compile(fn, dynamic=dynamic, fullgraph=True)
+        with recording() as got:
+            for x in (*calls, *calls):
+                _same(compiled(x), fn(x))
+        assert not [e for e in got if e.kind == "fallback"]
+
+
+def test_memory_of_conjugate_views_is_shared_and_written_as_in_eager() -> None:
+    def fn(z: Tensor) -> Any:
+        turned = z.conj()
+        z.mul_(2j)
+        turned[0] = 1
+        return turned, z
+
+    compiled = torchsmith.compile(fn, fullgraph=True)
+    for x in (torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.complex64).conj()) * 2:
+        mine, other = x.clone().conj() if x.is_conj() else x.clone(), x.clone().conj() if x.is_conj() else x.clone()
+        (turned, same), (want, _) = compiled(mine), fn(other)
+        assert same is mine and turned.data_ptr() == mine.data_ptr() and mine._version == other._version
+        _same((turned, mine), (want, other))
+        turned.zero_()
+        assert not mine.any()
+
+
+def test_gradients_through_conjugate_views() -> None:
+    """The gradient that comes from outside is such a view, too."""
+
+    def fn(z: Tensor) -> Any:
+        return z * z, z.conj(), (z * 2j).conj(), z.imag, (z[1:] * 3).conj().imag
+
+    compiled = torchsmith.compile(fn, fullgraph=True)
+    for lazy in (False, True):
+        grads = []
+        for graph in (fn, compiled):
+            z = (torch.arange(3.0) * (1 - 2j)).requires_grad_()
+            with recording() as got:
+                outs = graph(z.conj() if lazy else z)
+                sum((t.conj() * (t.new_ones(()) * 3)).abs().square().sum() + t.sum().abs() for t in outs).backward()
+            assert z.grad is not None and not [e for e in got if e.kind == "fallback"]
+            grads.append(z.grad.resolve_conj())
+        torch.testing.assert_close(*grads)

@@ -181,6 +181,7 @@ class Attached:
             return None, *self._again(ctx, kept, grads, "AUT006")
         if any(_is_batched(g) for g in grads if g is not None):
             return None, *self._again(ctx, kept, grads, "AUT007")
+        grads = tuple(None if g is None else g.resolve_conj().resolve_neg() for g in grads)  # the graph reads their memory
         chosen = tuple(j for j, g in enumerate(grads) if g is not None)
         if not chosen:
             return (None,) * (1 + len(self.cut.leaves))

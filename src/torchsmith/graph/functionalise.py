@@ -36,6 +36,7 @@ from .tracing import (
     format_like,
     given,
     make_unseen,
+    refuse_kind,
     remember_device,
     resize,
     spec_of,
@@ -196,6 +197,7 @@ class Recording(Tracing):
         """A placeholder: a fresh tracing tensor, so that nothing of the captured graph is written."""
         number = len(self.inputs)
         if isinstance(val, torch.Tensor):
+            refuse_kind(val, self.facts)
             t = given(remember_device(at_offset(make_unseen(val.shape, val.stride(), val.dtype), val.storage_offset()), device_of(val)))
             self.has_devices = self.has_devices or device_of(val).type != "cpu"
             spec: Any = spec_of(t)
@@ -370,6 +372,9 @@ class Recording(Tracing):
                 return
         else:
             op, rest, options = func, tuple(args[1:]), dict(kwargs)
+        if op in NO_PLAIN_MEMORY and value.steps and value.steps[-1].op is op:  # what it turns is turned back
+            t._ts_value = Value(value.root, value.steps[:-1], value.overlaps)  # type: ignore[attr-defined]
+            return
         step = Step(op, tuple(self.lower_args(a) for a in rest), options, spec_of(base), spec_of(t), self.facts.loc)
         t._ts_value = Value(value.root, (*value.steps, step), value.overlaps or overlaps(t))  # type: ignore[attr-defined]
 

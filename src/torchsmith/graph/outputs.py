@@ -14,7 +14,7 @@ import torch
 
 from ..codes import Unsupported
 from ..ir.expr import Const, Expr, const
-from .layout import hint_of, is_dense
+from .layout import hint_of, is_dense, is_lazy
 from .sizes import SymTypes, expr_of
 from .spec import TensorSpec
 from .tracing import spec_of
@@ -134,9 +134,8 @@ def _of_memory(
 
 def _refuse_lazy(rec: Recording, out: torch.Tensor) -> None:
     """A view whose elements are to be conjugated or negated when read is no plain view of memory."""
-    for step in rec.value_of(out).steps:
-        if step.op in (aten._conj.default, aten._neg_view.default):
-            raise Unsupported("GRA006", at=step.loc, detail="a conjugate view as a result")
+    if is_lazy(out):
+        raise Unsupported("GRA006", at=rec.facts.loc, detail="a conjugate view as a result")
 
 
 def _shows_all(out: torch.Tensor, memory: torch.Tensor) -> bool:
@@ -151,9 +150,9 @@ def _is_whole(rec: Recording, out: torch.Tensor) -> bool:
 
 def _leader(rec: Recording, outs: list[Any], members: list[int]) -> int | None:
     """The result that shows all that the others show, for all sizes that are admitted."""
-    whole = next((i for i in members if _is_whole(rec, outs[i])), None)
-    if whole is not None:
-        return whole
+    whole = [i for i in members if _is_whole(rec, outs[i])]
+    if whole:
+        return next((i for i in whole if rec.value_of(outs[i]).root.tensor is outs[i]), whole[0])  # what is no view in eager
     reach = {i: _reach(outs[i]) for i in members}
     at_most = rec.facts.at_most
     for i in members:

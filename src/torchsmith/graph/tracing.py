@@ -149,23 +149,32 @@ def at_offset(t: torch.Tensor, offset: Size) -> torch.Tensor:
 
 def tensor_like(real: torch.Tensor, sizes: tuple[Size, ...] | None = None, facts: SizeFacts | None = None) -> torch.Tensor:
     """The tracing tensor that stands for a real one: its dtype, strides, offset, device (`_ts_device`); `sizes` may hold SymInts."""
-    refuse_kind(real, facts)
+    refuse_layout(real, facts)
     shape, steps = (tuple(real.shape), tuple(real.stride())) if sizes is None else (sizes, symbolic_strides(real, sizes))
     with torch._C.DisableTorchFunction(), no_dispatch():  # past whatever modes are on: a real meta tensor is no tracing tensor
         t = torch.empty_strided(shape, steps, dtype=real.dtype, device="meta")
         device = getattr(real, "_ts_device", None) or real_device(real)
     t = at_offset(t, real.storage_offset())
+    if is_lazy(real):
+        with torch._C.DisableTorchFunction(), no_dispatch():
+            t = torch._conj(t) if real.is_conj() else t
+            t = torch._neg_view(t) if real.is_neg() else t
     remember_device(t, device)
     return t
 
 
-def refuse_kind(t: torch.Tensor, facts: SizeFacts | None = None) -> None:
-    """Raises Unsupported (GRA011) for an input whose memory does not hold its elements as they are."""
+def refuse_layout(t: torch.Tensor, facts: SizeFacts | None = None) -> None:
+    """Raises Unsupported (GRA011) for an input that is no strided tensor of numbers."""
     what = str(t.layout) if t.layout is not torch.strided else str(t.dtype) if t.is_quantized else ""
-    if not what and is_lazy(t):
-        what = "a conjugate or negative view as an input"
     if what:
         raise Unsupported("GRA011", at=facts.loc if facts else "", detail=what)
+
+
+def refuse_kind(t: torch.Tensor, facts: SizeFacts | None = None) -> None:
+    """Raises Unsupported (GRA011) for an input whose memory does not hold its elements as they are."""
+    refuse_layout(t, facts)
+    if is_lazy(t):
+        raise Unsupported("GRA011", at=facts.loc if facts else "", detail="a conjugate or negative view as an input")
 
 
 _OUTSIDE = "the backward pass leaves the traced function"

@@ -355,7 +355,7 @@ def view_(self: Tensor, size: Sequence[Size], stride: Any = None) -> Tensor:
     return strided(self, new, strides)
 
 
-for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten._conj.default):
+for _op in (aten.view_as_real.default, aten.view_as_complex.default, aten._conj.default, aten._neg_view.default):
     rule(_op)(_op)  # torch's own rule takes symbols
 
 
