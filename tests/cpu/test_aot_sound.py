@@ -40,10 +40,11 @@ class CountsWithSizes(nn.Module):
         return torch.view_as_real(z), torch.linspace(0, n, 5) + x.sum(), torch.logspace(0, 1, n), torch.full((2,), n * 1.5) * x.mean()
 
 
-def test_numbers_that_are_sizes(tmp_path: Path) -> None:
-    """Without libtorch, for all sizes that were declared."""
+@pytest.mark.parametrize("libtorch", ["forbid", "allow"])
+def test_numbers_that_are_sizes(tmp_path: Path, libtorch: str) -> None:
+    """For all sizes that were declared: libtorch's operators have no numbers that vary among their arguments, but tensors of one."""
     n = torchsmith.export.Dim("n", min=2, max=64)
-    run = aot.load_package(packaged(tmp_path, CountsWithSizes(), torch.randn(6, 4), dynamic=({0: n},), libtorch="forbid"))
+    run = aot.load_package(packaged(tmp_path, CountsWithSizes(), torch.randn(6, 4), dynamic=({0: n},), libtorch=libtorch))
     for size in (6, 2, 17):
         x = torch.randn(size, 4)
         torch.testing.assert_close(tuple(run(x)), CountsWithSizes()(x))

@@ -418,6 +418,7 @@ def _touches_opaque(cx: Builder, *values: Any) -> bool:
 def _lower_opaque(cx: Builder, node: fx.Node, bound: list[Any]) -> Value:
     """Operators on opaque values: complex ones as pairs of real values, views where they are plain memory, else extern calls."""
     pairs, rule = PAIR_LOWERINGS.get(node.target), rule_of(node.target)
+    bound = _numbers_in_memory(cx, node, bound)
     if pairs is not None and _is_small_complex(cx, bound):
         found = pairs(cx, *bound)
         if found is not NotImplemented:
@@ -435,10 +436,26 @@ def _lower_opaque(cx: Builder, node: fx.Node, bound: list[Any]) -> Value:
     return extern.lower_extern(cx, node, held)
 
 
+def _numbers_in_memory(cx: Builder, node: fx.Node, bound: list[Any]) -> list[Any]:
+    """Numbers that vary, in a tensor's place beside many complex values, become tensors: torch takes those from packages, too."""
+    shapes = [v.shape for v in (*bound, cx.out) if isinstance(v, (Ref, Pair, TensorSpec))]
+    if cx.is_ours(*shapes) or not any(map(len, shapes)):
+        return bound
+    kinds = {"index": dt.i64, "int": dt.i64, "float": dt.f64}
+
+    def held(value: Expr) -> Any:
+        kind = kinds.get(value.dtype.kind)
+        return value if kind is None else cx.stage(lambda _: convert(value, kind), (), kind)
+
+    target: Any = node.target
+    is_tensor = [str(a.type) == "Tensor" for a in target._schema.arguments]
+    return [held(v) if there and isinstance(v, Expr) else v for v, there in zip(bound, is_tensor, strict=True)]
+
+
 def _is_small_complex(cx: Builder, bound: list[Any]) -> bool:
     """Interleaved memory is read and written one element at a time: torch does that faster where there are many.
 
-    Complex numbers among the arguments cannot be passed to torch, so they are always computed with here.
+    Complex numbers among the arguments, and what varies in a number's place, cannot be passed to torch: they are computed with here.
     """
     values = [v for v in (*bound, cx.out) if isinstance(v, (Ref, Pair, TensorSpec))]
     return any(isinstance(v, (complex, Expr)) for v in bound) or cx.is_ours(*(v.shape for v in values))
