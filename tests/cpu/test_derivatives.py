@@ -148,6 +148,31 @@ def test_memory_order_is_that_of_the_kernel(name: str) -> None:
                 assert a.stride() == b.stride(), (first, second)
 
 
+@pytest.mark.parametrize(("groups", "dtype"), [(1, torch.bfloat16), (4, torch.float32)])
+def test_gradients_of_convolutions_lie_as_their_kernel_does(groups: int, dtype: torch.dtype) -> None:
+    """In three dimensions eager picks a kernel by sizes and dtypes, and with it the order of both gradients."""
+    model = torch.nn.Conv3d(4, 8, 2, groups=groups, dtype=dtype)
+    x = torch.randn(2, 4, 5, 6, 3, dtype=dtype).contiguous(memory_format=torch.channels_last_3d).requires_grad_()
+
+    def gradients(fn: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(fn(x).square().sum(), [x, *model.parameters()])
+
+    with recording() as got:
+        torch.testing.assert_close(gradients(torchsmith.compile(model)), gradients(model), check_stride=True, rtol=2e-2, atol=2e-2)
+    assert not [e.fields for e in got if e.kind == "fallback"]
+
+
+def test_a_gradient_that_nobody_asks_for_may_be_given() -> None:
+    """Eager's convolution of one dimension in bfloat16 gives that of a frozen weight all the same."""
+    model = torch.nn.Conv1d(8, 4, 1, dtype=torch.bfloat16)
+    model.weight.requires_grad_(False)
+    x = torch.randn(3, 8, 5, dtype=torch.bfloat16).requires_grad_()
+    with recording() as got:
+        ours, eager = (torch.autograd.grad(fn(x).sum(), [x, model.bias]) for fn in (torchsmith.compile(model), model))
+    torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-2)
+    assert not [e.fields for e in got if e.kind == "fallback"]
+
+
 def test_gradients_of_reflections_lie_as_they_do() -> None:
     reflections, tau = torch.geqrf(torch.randn(4, 4))
 

@@ -15,7 +15,7 @@ import torch
 from ..layout import contiguous_strides, format_strides, is_contiguous, is_shape, propagate_strides, same, suggest_format
 from ..tracing import device_of, fresh, make, part, rule
 from .create import copy_strides
-from .nn import RESAMPLING, _convolution_format, _pool
+from .nn import RESAMPLING, _pool, convolution_format, format_3d
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -516,8 +516,10 @@ def convolution_backward(
     grad: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, groups: int, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    kept = _convolution_format(input, weight) if weight.dim() == 4 else torch.contiguous_format
-    channels = grad.shape[1]
+    kept, channels = convolution_format(input, weight) if weight.dim() > 3 else torch.contiguous_format, grad.shape[1]
+    if weight.dim() == 5 and kept is not torch.contiguous_format:
+        bias = None if not bias_sizes else fresh(bias_sizes, weight.dtype)
+        kept = format_3d(input, weight, bias, (stride, padding, dilation, transposed, output_padding, groups))
     return (
         fresh(input.shape, input.dtype, kept) if mask[0] else None,
         fresh(weight.shape, weight.dtype, kept) if mask[1] else None,

@@ -106,9 +106,9 @@ def convolution(
     shape = [*([input.shape[0]] if batched else []), channels, *out]
     empty = batched and (is_zero(input.shape[0]) or is_zero(input.shape[1]))  # eager has a kernel for nothing
     wide = device_of(input).type == "cuda" and input.dtype is torch.float64  # cuDNN computes it in contiguous memory
-    kept = CONTIGUOUS if empty or wide else _convolution_format(input if batched else unsqueeze(input, 0), weight)
+    kept = CONTIGUOUS if empty or wide else convolution_format(input if batched else unsqueeze(input, 0), weight)
     if n == 3 and kept is not CONTIGUOUS:
-        kept = _format_3d(input if batched else unsqueeze(input, 0), weight, bias, (stride, padding, dilation, transposed, extra, groups))
+        kept = format_3d(input if batched else unsqueeze(input, 0), weight, bias, (stride, padding, dilation, transposed, extra, groups))
         if batched:
             return fresh(shape, input.dtype, kept)
         return make(shape, format_strides((1, *shape), kept)[1:], input.dtype)
@@ -118,14 +118,14 @@ def convolution(
     return fresh(shape, input.dtype, kept if batched else CONTIGUOUS)
 
 
-def _convolution_format(input: Tensor, weight: Tensor) -> torch.memory_format:
+def convolution_format(input: Tensor, weight: Tensor) -> torch.memory_format:
     if weight.dim() == 3:  # an input that is permuted is copied first (one channel alone is not), a weight is not
         input, weight = unsqueeze(input if is_contiguous(input) else fresh(input.shape, input.dtype), 2), unsqueeze(weight, 2)
     formats = (suggest_format(input), suggest_format(weight))
     return next((f for f in formats if f is not CONTIGUOUS), CONTIGUOUS)
 
 
-def _format_3d(input: Tensor, weight: Tensor, bias: Tensor | None, rest: tuple[Any, ...]) -> torch.memory_format:
+def format_3d(input: Tensor, weight: Tensor, bias: Tensor | None, rest: tuple[Any, ...]) -> torch.memory_format:
     """Which kernel eager picks in three dimensions depends on sizes and threads, and with it the order of its result: ask what it would
     pick for CPU tensors of these sizes. Their memory is never touched. What it asks of sizes that vary, for float32, is a guard."""
     if input.dtype is torch.float32 and is_symbolic((*input.shape, *weight.shape)):
