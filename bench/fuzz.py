@@ -40,7 +40,8 @@ from crew import environments
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests"
-EACH = 150  # seconds of one program
+EACH = 150  # processor's seconds of one program
+PATIENCE = 4  # of a process that shares the machine, or waits for ever: EACH times this passes before it is ended
 LIFE = 600  # programs of one process
 
 # Each gives what was not compiled, and raises what is wrong.
@@ -77,6 +78,13 @@ def modules(doing: Callable[[str], None]) -> Fuzzer:
     import fuzz_modules
 
     return lambda seed: fuzz_modules.compare(seed, 5)
+
+
+@fuzzer
+def layers(doing: Callable[[str], None]) -> Fuzzer:
+    import fuzz_layers
+
+    return lambda seed: fuzz_layers.compare(seed, 3)
 
 
 @fuzzer
@@ -326,23 +334,39 @@ class Hand:
 
     def ask(self, name: str, seed: int, end: float) -> dict[str, Any] | None:
         """What became of a program; None where the time ended before."""
-        late, doing = min(time.monotonic() + EACH, end), ""
+        begun, worked, doing = time.monotonic(), self.seconds(), ""
         try:
             assert self.process.stdin is not None
             self.process.stdin.write(f"{name} {seed}\n")
             self.process.stdin.flush()
-            while line := self.lines.get(timeout=max(0.01, late - time.monotonic())):
+            while True:
+                try:
+                    line = self.lines.get(timeout=max(0.01, min(EACH, end - time.monotonic())))
+                except queue.Empty:
+                    if time.monotonic() >= end:
+                        return None
+                    if self.seconds() - worked > EACH or time.monotonic() - begun > PATIENCE * EACH:
+                        return {"lost": "HANG", "doing": doing}
+                    continue
+                if not line:
+                    break
                 answer = json.loads(line)
                 if "doing" not in answer:
                     return answer | {"doing": doing}
                 doing = answer["doing"]
-        except queue.Empty:
-            return {"lost": "HANG", "doing": doing} if late < end else None
         except BrokenPipeError:
             pass
         status = self.process.wait()
         self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 2000))
         return {"lost": f"CRASH {status}", "doing": f"{doing}\n{self.errors.read()}"}
+
+    def seconds(self) -> float:
+        """Of the processor, that it and the compilers that it waited for have used."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> None:
         self.process.kill()

@@ -13,6 +13,7 @@ children: a crash or a hang is a finding.
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import inspect
 import math
 import mmap
@@ -120,6 +121,7 @@ class Program:
     is_whole: bool = True  # all values are results: nothing that raises is left out
     fills: list[list[torch.Tensor]] = field(default_factory=list)  # other values of the inputs, for more calls
     is_exact: bool = False  # each element is compared by itself, zeros with their sign
+    owners: dict[str, str] = field(default_factory=dict)  # of a name the operator that makes it, or that it is given to
     is_traced: bool = False  # offsets of views and versions of inputs are compared too
     has_gradients: bool = False
     raises: bool = False
@@ -477,16 +479,23 @@ def numbers(v: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(v.to(torch.complex128)) if v.dtype.is_complex else v.double()
 
 
+# Operators that add products. Where one of these overflows or is infinite, whether another takes it back (NaN) or is lost in it is a
+# matter of the order of additions, and of whether eager's compiler fused them (docs/notes/limits.md).
+_SUMS = """*mm *mv *dot *bmm* *conv* *norm* *linear *matmul* *einsum *tensordot *inner addr addcmul addcdiv lerp cross linalg.cross cov
+    corrcoef mean nanmean var* std* masked.mean masked.var masked.std masked.norm *cdist *pdist *interpolate *upsample* *grid_sample*
+    *avg_pool* *attention* *bilinear *similarity *softmax* logsumexp trapezoid cumulative_trapezoid *loss* dist linalg.vecdot"""
+SUMS = tuple(_SUMS.split())
 # Of an element by itself, whatever the largest one is.
 CLOSE = {torch.float64: 1e-11, torch.complex128: 1e-11, torch.float16: 3e-3, torch.bfloat16: 1.6e-2}
 
 
 def differ(
     got: Any, want: Any, others: Callable[[], list[list[Any]]], place: int,
-    is_exact: bool = False, has_signs: bool = False, best_of: Callable[[], Any] = lambda: None,
+    is_exact: bool = False, has_signs: bool = False, best_of: Callable[[], Any] = lambda: None, overflow: str = "",
 ) -> str:  # fmt: skip
     """ "" or how one leaf of the results differs. `is_exact`: elements are held against themselves alone, and with `has_signs` zeros have a
-    sign; `best_of()` are eager's results in float64: what is as these is right."""
+    sign; `best_of()` are eager's results in float64: what is as these is right. `overflow`: "" or, of sums, "input"
+    or "way" (see `overflows`)."""
     if isinstance(want, torch.Tensor) != isinstance(got, torch.Tensor) or type(got) is not type(want):
         return f"{type(got).__name__} instead of {type(want).__name__}"
     if not isinstance(want, torch.Tensor):
@@ -522,6 +531,8 @@ def differ(
     alike = [(m.isfinite() == b.isfinite()) & (m.isnan() == b.isnan()) & ((m.signbit() == b.signbit()) | ~signs) for m in moved]
     steady = torch.stack(alike).all(0)
     wrong = ~(close & ~signs | ~steady)
+    if overflow:
+        wrong &= a.isfinite() & b.isfinite() if overflow == "way" else a.isfinite() | b.isfinite()
     if is_exact and bool(wrong.any()) and (best := best_of()) is not None and isinstance(best[place], torch.Tensor):
         e = numbers(best[place].detach().to(want.dtype))
         if e.shape == a.shape:
@@ -532,6 +543,16 @@ def differ(
         return ""
     at = tuple(wrong.nonzero()[0].tolist())
     return f"{int(wrong.sum())} of {wrong.numel()} elements of {about(want)} differ, at {at} {float(a[at])!r}, not {float(b[at])!r}"
+
+
+def overflows(owner: str, given: list[torch.Tensor]) -> str:
+    """Of an operator that adds products: "way" where those of finite operands may overflow, so that the order says whether the result does;
+    else "input": of what is infinite anyway the order says whether it is NaN. "" for other operators."""
+    if not any(fnmatch.fnmatch(owner, p) for p in SUMS):
+        return ""
+    floats = [t.detach() for t in given if t.is_floating_point() and t.numel()]
+    large = any(bool((t.abs().where(t.isfinite(), 0).double() > 0.1 * torch.finfo(t.dtype).max ** 0.5).any()) for t in floats)
+    return "way" if large else "input"
 
 
 def has_subnormals(t: torch.Tensor) -> bool:
@@ -573,6 +594,7 @@ def compare(program: Program, seed: int, doing: Callable[[str], None] = lambda s
     torchsmith.compiler.reset()
     compiled = torchsmith.compile(fn, dynamic=dynamic)
     seen: list[str] = []
+    names: list[str] = []  # of the values that a call gives
     turns = [program.inputs, program.inputs, *program.fills]
     if dynamic is not False and not program.fills:
         turns += [resized(program.inputs, r) for _ in range(2)]
@@ -583,7 +605,10 @@ def compare(program: Program, seed: int, doing: Callable[[str], None] = lambda s
         try:
             with torch.set_grad_enabled(program.has_gradients):
                 wanted = [t.requires_grad_() for t in given if program.has_gradients and t.is_floating_point()]
-                result = pytree.tree_leaves(f(*given))
+                made = f(*given)
+                result = pytree.tree_leaves(made)
+                names[:] = [n for n, v in zip(program.results, made, strict=True) for _ in pytree.tree_leaves(v)]
+                names.extend(f"v{k}" for k, t in enumerate(given) if t.requires_grad)
                 result += derivatives(result, wanted)
             return [*result, *given, *(v.clone() for v in constants.values())]
         finally:
@@ -635,7 +660,8 @@ def compare(program: Program, seed: int, doing: Callable[[str], None] = lambda s
 
             for k, (g, w) in enumerate(zip(got, want, strict=True)):
                 signs = program.is_exact and not any(map(has_subnormals, given))
-                why = differ(g, w, others, k, program.is_exact, signs, wide)
+                owner = program.owners.get(names[k] if k < len(names) else "", "")
+                why = differ(g, w, others, k, program.is_exact, signs, wide, overflows(owner, given))
                 if why:
                     return f"{where} value {k} of {len(want)}: {why}", []
             a, b = ([t for t in ts if isinstance(t, torch.Tensor) and t.layout is torch.strided] for ts in (got, want))

@@ -184,12 +184,13 @@ class Edges(Calls):
             parts = given
         if not works(parts):
             return
-        first = len(program.inputs)
+        first, known = len(program.inputs), len(self.made)
         args = [self.operands(v) for v in (parts[0], *parts[1])] + [f"{k}={self.operands(v)}" for k, v in parts[2].items()]
         made = self.fresh()
         if not self.run(f"{made} = {self.named(op.name, op.op)}({', '.join(args)})", made):
             self.withdrawn(first)
             return
+        program.owners.update(dict.fromkeys(self.made[known:], op.name))
         leaves, tree = pytree.tree_flatten(parts)
         at = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
         kind = leaves[at[0]].dtype if at else None

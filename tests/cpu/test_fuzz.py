@@ -12,6 +12,7 @@ import fuzz_chains
 import fuzz_directions
 import fuzz_foreign
 import fuzz_harness
+import fuzz_layers
 import fuzz_modules
 import fuzz_numbers
 import fuzz_rules
@@ -54,6 +55,13 @@ def test_several_sizes(seed: int) -> None:
 def test_modules_that_change(seed: int) -> None:
     """Weights, sizes, modes, copies, threads and forks between calls."""
     fuzz_modules.compare(seed, 6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", (1001, 1013, 2009))
+def test_layers_that_are_trained(seed: int) -> None:
+    """Gradients of inputs and parameters in any memory order, and whole steps."""
+    fuzz_layers.compare(seed, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
