@@ -336,6 +336,19 @@ def test_old_constructors_of_lists(name: str) -> None:
     assert torchsmith.compile(lambda: torch.Tensor(2, 3))().shape == (2, 3)
 
 
+def test_where_a_tensor_lies_is_asked_of_the_tensor_itself() -> None:
+    for fn in (
+        lambda x: (x.is_shared(), x[1:].is_shared(), (x + 1).is_shared()), lambda x: (x + 1).is_pinned(), lambda x: x.__getstate__(),
+        lambda x: x.const_data_ptr() == x.data_ptr(), lambda x: x[1:].const_data_ptr() - x.data_ptr(),
+    ):  # fmt: skip
+        compiled = torchsmith.compile(fn)
+        for x in (torch.ones(3), torch.ones(3).share_memory_(), torch.ones(3)):
+            assert compiled(x) == fn(x)
+    for name in ("__len__", "__iter__", "get_device", "__hash__", "is_inference", "is_shared"):
+        with pytest.raises(TypeError, match="argument"):
+            torchsmith.compile(lambda x, name=name: getattr(x, name)(3))(torch.ones(3))
+
+
 class Numbered(enum.IntEnum):
     ONE = 1
 

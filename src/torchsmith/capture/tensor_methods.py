@@ -27,7 +27,8 @@ _VALUES = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float_
 _STATE = frozenset({"backward", "register_hook", "retain_grad", "data_ptr", "storage", "untyped_storage", "share_memory_", "pin_memory",
                     "set_", "resize_as_", "record_stream", "__dlpack__", "apply_", "map_", "map2_", "_typed_storage", "cpu_",
                     "register_post_accumulate_grad_hook", "__reduce_ex__", "__deepcopy__", "to_dense", "module_load",
-                    "is_set_to"})  # fmt: skip
+                    "is_set_to", "is_pinned", "is_shared", "const_data_ptr", "__getstate__"})  # fmt: skip
+_ALONE = frozenset({"__len__", "__iter__", "get_device", "__hash__", "is_inference", "is_shared"})  # their rows look at no arguments
 
 
 def call_method(m: Machine, t: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
@@ -37,7 +38,7 @@ def call_method(m: Machine, t: Any, name: str, args: Args, kwargs: Kwargs) -> An
         if out is not MISSING:
             return out
     found = TENSOR_METHODS.get(name)
-    if found is not None:
+    if found is not None and not ((args or kwargs) and name in _ALONE):
         out = found(m, t, args, kwargs)
         if out is not MISSING:
             return out
@@ -130,8 +131,9 @@ def _is_inference(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @tensor_method("is_pinned", "is_shared")
-def _never(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
-    return False
+def _is_special_memory(m: Machine, t: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Not what the program makes; what comes from outside may be so in one call and not in another."""
+    return MISSING if m.recorder.inputs_in({tracing.storage(t)}) else False
 
 
 @tensor_method("type")
