@@ -26,6 +26,7 @@ ELEMENTS = [
     lambda z, w: z * w, lambda z, w: z + w, lambda z, w: torch.sub(z, w, alpha=2), lambda z, w: -z, lambda z, w: z.conj() * w,
     lambda z, w: z.abs() + w.angle(), lambda z, w: (z.real, w.imag * 2), lambda z, w: z * 2.5 + 1, lambda z, w: z * (1 + 2j),
     lambda z, w: z * w.real, lambda z, w: torch.exp(z), lambda z, w: torch.view_as_real(z + w).flatten(), lambda z, w: z.sum() + w.mean(-1),
+    lambda z, w: z.sum(dtype=torch.complex128) + w.mean(dtype=torch.complex64), lambda z, w: w.sum(-1, dtype=torch.complex64),
     lambda z, w: torch.add(z, w, alpha=1j), lambda z, w: (z * w)[..., 1:].transpose(0, -1), lambda z, w: torch.view_as_real(z * w)[..., 1],
     lambda z, w: torch.polar(z.abs(), w.real), lambda z, w: torch.complex(z.real, w.imag), lambda z, w: z.clone() * w.conj().resolve_conj(),
     lambda z, w: (z * w).reshape(-1).unsqueeze(0) * 2, lambda z, w: z / w, lambda z, w: z / 2j + z / 2.5, lambda z, w: w.real / z,

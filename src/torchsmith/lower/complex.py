@@ -147,7 +147,12 @@ def to_copy(cx: Builder, x: Any, *_: Any) -> Any:
     return NotImplemented if pair is None else pair
 
 
-@lowers_pairs("aten.sum.default", "aten.sum.dim_IntList", "aten.mean.default", "aten.mean.dim")
+@lowers_pairs("aten.sum.default", "aten.mean.default")
+def sum_of_all(cx: Builder, z: Any, dtype: Any = None) -> Any:
+    return sum_of(cx, z)
+
+
+@lowers_pairs("aten.sum.dim_IntList", "aten.mean.dim")
 def sum_of(cx: Builder, z: Any, dims: Any = None, keep: bool = False, dtype: Any = None) -> Any:
     pair = pair_of(cx, z, cx.dtype) if cx.dtype in PARTS and z.dtype in PARTS else None
     if pair is None:
