@@ -155,7 +155,7 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
 
 
 def allow_in_graph(fn: Any) -> Any:
-    """Calls of `fn` become one node of the captured graph, not looked into."""
+    """Calls of `fn` become one node of the captured graph, not looked into. Where sizes vary, it meets torch.SymInt instead of int."""
     if isinstance(fn, (list, tuple)):
         return [allow_in_graph(f) for f in fn]
     if not callable(fn):
