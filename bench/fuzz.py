@@ -210,7 +210,7 @@ def prepared(device: str, stack: ExitStack, former: Callable[..., Any] | None = 
         from torchsmith.schedule.blocks import form_blocks
         from torchsmith.schedule.memory.plan import plan
 
-        def formed(program: Any, options: Any, decided: Any) -> Any:
+        def formed(program: Any, options: Any, decided: Any, ready: Any) -> Any:
             """The processor's kernels; what a GPU would get is only verified."""
             made = form_blocks(program, options, decided)
             verify_scheduled(made)
@@ -447,8 +447,13 @@ def main() -> int:
     if args.show:
         with ExitStack() as stack:
             prepared(args.device, stack)
-            print(FUZZERS[args.show[0]](lambda what: print(what, flush=True))(int(args.show[1])))
-        return 0
+            from torchsmith import events
+
+            with events.recording() as recorded:
+                print(FUZZERS[args.show[0]](lambda what: print(what, flush=True))(int(args.show[1])))
+            if why := own_errors(recorded):
+                print(why)
+        return bool(why)
     names = args.fuzzers or list(FUZZERS)
     if unknown := [n for n in names if n not in FUZZERS]:
         p.error(f"no fuzzer {', '.join(unknown)}")

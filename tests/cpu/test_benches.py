@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -131,6 +134,14 @@ def test_benches_take_help() -> None:
     """`--help` says what a script is for, and starts no measurement."""
     mains = [p for p in (ROOT / "bench").glob("*.py") if "\nif __name__ ==" in p.read_text()]
     assert mains and not [p.name for p in mains if "ArgumentParser(description=__doc__" not in p.read_text()]
+
+
+def test_fuzzers_run_on_the_fake_device(tmp_path: Path) -> None:
+    """A program is compiled as for a GPU, and nothing of ours fails meanwhile."""
+    command = [sys.executable, str(ROOT / "bench" / "fuzz.py"), "--device", "fake", "--show", "sizes", "3"]
+    own = os.environ | {"TORCHSMITH_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, env=own)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[]"]), done.stdout + done.stderr
 
 
 def test_fuzzers_compile_a_library_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
