@@ -499,6 +499,7 @@ def pretend_device(stack: ExitStack) -> tuple[list[str], list[str]]:
 
     from torchsmith.emit.triton import print_triton
     from torchsmith.ir.kernel import Kernel
+    from torchsmith.lower import layout, library_convolution
     from torchsmith.schedule.blocks import form_blocks
 
     texts: list[str] = []
@@ -512,6 +513,8 @@ def pretend_device(stack: ExitStack) -> tuple[list[str], list[str]]:
 
     wrong = interpreted.watch(stack, formed) if "TRITON_INTERPRET" in os.environ else []
     fuzz.prepared("fake", stack, form)
+    stack.enter_context(patch.object(layout, "LIBRARY_DEVICES", {"cuda", "cpu"}))  # channels-last around convolutions, as on a GPU
+    stack.enter_context(patch.dict(library_convolution.FUSED, clear=True))  # the processor has no such calls
     unoptimized.use(stack)
     tools = pretend.toolchain()
     stack.enter_context(patch.object(pretend, "toolchain", lambda: replace(tools, flags=(*tools.flags, "-O0"))))
