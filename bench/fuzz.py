@@ -84,7 +84,7 @@ def modules(doing: Callable[[str], None]) -> Fuzzer:
 def layers(doing: Callable[[str], None]) -> Fuzzer:
     import fuzz_layers
 
-    return lambda seed: fuzz_layers.compare(seed, 3)
+    return lambda seed: fuzz_layers.compare(seed, 3, doing)
 
 
 @fuzzer

@@ -289,7 +289,9 @@ def optimizer_of(r: Draw) -> Callable[[Any], torch.optim.Optimizer]:
     ])  # fmt: skip
 
 
-def stepped(r: Draw, module: nn.Module, inputs: list[torch.Tensor], near: float, about: str) -> None:
+def stepped(
+    r: Draw, module: nn.Module, inputs: list[torch.Tensor], near: float, about: str, doing: Callable[[str], None]
+) -> None:  # fmt: skip
     """A whole step as one function, called with each input twice: losses, parameters and buffers afterwards."""
     make = optimizer_of(r)
     loss_of = r.choice([lambda y: y.square().mean(), lambda y: y.sum(), lambda y: F.smooth_l1_loss(y, torch.zeros_like(y))])
@@ -313,14 +315,16 @@ def stepped(r: Draw, module: nn.Module, inputs: list[torch.Tensor], near: float,
                 losses.append(run(x if shift is None else shaken(x, shift)).clone())
         return [*losses, *(p.detach() for p in mine.parameters()), *mine.buffers()]
 
+    doing(f"eager steps of {about}")
     try:
         want = trained(lambda f: f)
     except (RuntimeError, ValueError):
         return
+    doing(f"compiled steps of {about}")
     same(trained(torchsmith.compile), want, near, lambda k: trained(lambda f: f, k), f"{about}, steps")
 
 
-def compare(seed: int, calls: int) -> list[str]:
+def compare(seed: int, calls: int, doing: Callable[[str], None] = lambda what: None) -> list[str]:
     """Raises what differs; the codes of what did not run natively."""
     torchsmith.compiler.reset()
     r = Draw(seed)
@@ -352,24 +356,27 @@ def compare(seed: int, calls: int) -> list[str]:
             context = torch.autocast(DEVICE, dtype=torch.bfloat16) if mixed else contextlib.nullcontext()
             with context:
                 before = copy.deepcopy(module)
+                about = f"{module}\ncall {k} {tuple(x.shape)} strides {x.stride()} {dtype}{' autocast' if mixed else ''}"
+                doing(f"eager {about}")
                 try:
                     want = gradients(module, x, come, k)
                 except (RuntimeError, ValueError):
                     module.load_state_dict(before.state_dict())
                     continue  # a window larger than its image, a norm of one value
-                about = f"{module}\ncall {k} {tuple(x.shape)} strides {x.stride()} {dtype}{' autocast' if mixed else ''}"
+                doing(f"compiled {about}")
                 got = gradients(compiled, x, come, k)
 
                 def again(shift: int, x: torch.Tensor = x, come: Any = come, before: nn.Module = before, k: int = k) -> list[Any]:
                     other = copy.deepcopy(before)
                     return [*gradients(other, shaken(x, shift), come, k), *other.buffers()]
 
-                # at a size of 1 among sizes that vary, and of inputs with gaps, derivatives may lie otherwise
-                has_strides = dynamic is False or (1 not in shape[2:] and shape[0] > 1 and is_dense(x))
+                # docs/notes/limits.md: sizes of 1 among those that vary; and what comes with gaps, or expanded
+                is_steady = dynamic is False or (1 not in shape[2:] and shape[0] > 1)
+                has_strides = is_steady and is_dense(x) and is_dense(come(want[0]))
                 same([*got, *compiled.buffers()], [*want, *module.buffers()], near, again, about, has_strides)
             inputs.append(x)
         if inputs and not mixed and any(p.requires_grad for p in module.parameters()) and r.random() < 0.35:
-            stepped(r, module, inputs[:2], near, str(module))
+            stepped(r, module, inputs[:2], near, str(module), doing)
     seen = [e for e in recorded if e.kind in ("graph_break", "fallback")]
     return [f"{e.kind} {e.fields.get('code')} {str(e.fields.get('detail'))[:600]}" for e in seen]
 

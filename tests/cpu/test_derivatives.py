@@ -162,6 +162,28 @@ def test_gradients_of_convolutions_lie_as_their_kernel_does(groups: int, dtype: 
     assert not [e.fields for e in got if e.kind == "fallback"]
 
 
+VOLUMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "nearest": lambda x: F.interpolate(x, scale_factor=2), "exact": lambda x: F.interpolate(x, scale_factor=2, mode="nearest-exact"),
+    "trilinear": lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), "max": lambda x: F.max_pool3d(x, 2),
+    "adaptive max": lambda x: F.adaptive_max_pool3d(x, 2), "adaptive mean": lambda x: F.adaptive_avg_pool3d(x, 2),
+    "adaptive mean of other windows": lambda x: F.adaptive_avg_pool3d(x, 3), "mean": lambda x: F.avg_pool3d(x, 2),
+    "reflect": lambda x: F.pad(x, [1] * 6, mode="reflect"), "replicate": lambda x: F.pad(x, [1] * 6, mode="replicate"),
+    "circular": lambda x: F.pad(x, [1] * 6, mode="circular"), "constant": lambda x: F.pad(x, [1] * 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_gradients_of_volumes_lie_as_their_kernel_leaves_them(name: str) -> None:
+    """Some kernels keep the order of channels last, some do not, and not as in two dimensions."""
+    x = torch.randn(2, 4, 4, 6, 2).contiguous(memory_format=torch.channels_last_3d).requires_grad_()
+    fn = VOLUMES[name]
+    tangent = torch.randn_like(fn(x))
+    with recording() as got:
+        ours, eager = (torch.autograd.grad(f(x), x, tangent) for f in (torchsmith.compile(fn), fn))
+    torch.testing.assert_close(ours, eager, check_stride=True)
+    assert not [e.fields for e in got if e.kind == "fallback"]
+
+
 def test_a_gradient_that_nobody_asks_for_may_be_given() -> None:
     """Eager's convolution of one dimension in bfloat16 gives that of a frozen weight all the same."""
     model = torch.nn.Conv1d(8, 4, 1, dtype=torch.bfloat16)

@@ -412,13 +412,13 @@ def embedding(grad: Tensor, indices: Tensor, num_weights: Any, padding_idx: int,
     return torch.zeros((num_weights, width), dtype=grad.dtype).index_add(0, flat, rows)
 
 
-def _to_places(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
+def _to_places(grad: Tensor, x: Tensor, indices: Tensor, rank: int, keeps_format: bool = True) -> Tensor:
     """Each element of `grad` is added at its place in the image."""
     lead, count = list(x.shape[:-rank]), math.prod(grad.shape[-rank:])  # not -1: the batch may be empty
     flat = torch.zeros([*lead, math.prod(x.shape[-rank:])], dtype=grad.dtype)
     added = flat.scatter_add(-1, _reshaped(indices, [*lead, count]), _reshaped(grad, [*lead, count]))
     out = added.view(x.shape)
-    kept = suggest_format(x)
+    kept = suggest_format(x) if keeps_format else torch.contiguous_format
     return out if kept is torch.contiguous_format else out.clone(memory_format=kept)
 
 
@@ -453,7 +453,7 @@ def adaptive_max_pool2d(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
 
 @part(aten.adaptive_max_pool3d_backward.default)
 def adaptive_max_pool3d(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
-    return NotImplemented if grad.dtype in NARROW else _to_places(grad, x, indices, 3)
+    return NotImplemented if grad.dtype in NARROW else _to_places(grad, x, indices, 3, keeps_format=False)
 
 
 def _adaptive_avg(grad: Tensor, x: Tensor, rank: int) -> Any:
@@ -468,7 +468,7 @@ def _adaptive_avg(grad: Tensor, x: Tensor, rank: int) -> Any:
         area = area * s
     shares = (grad / area).view(lead + [s for _, m in sizes for s in (m, 1)]).expand(lead + spread)
     out = shares.clone(memory_format=torch.contiguous_format).view(x.shape)
-    return out.clone(memory_format=suggest_format(x))
+    return out.clone(memory_format=suggest_format(x)) if rank == 2 else out
 
 
 @part(aten._adaptive_avg_pool2d_backward.default)
@@ -554,7 +554,7 @@ _same_shape(
 _same_shape(
     1, False,
     aten.avg_pool3d_backward.default, aten._adaptive_avg_pool3d_backward.default, aten.adaptive_max_pool3d_backward.default,
-    aten.reflection_pad1d_backward.default, aten.reflection_pad3d_backward.default, aten.replication_pad1d_backward.default,
+    aten.reflection_pad1d_backward.default, aten.replication_pad1d_backward.default,
     aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default, aten.rrelu_with_noise_backward.default,
     aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default, aten._pdist_backward.default,
     aten._dirichlet_grad.default,
@@ -565,6 +565,11 @@ _same_shape(
 )  # fmt: skip
 
 
+@rule(aten.reflection_pad3d_backward.default)
+def reflection_pad3d(grad: Tensor, x: Tensor, padding: Any) -> Tensor:
+    return fresh(x.shape, grad.dtype, suggest_format(x) if device_of(x).type == "cpu" else torch.contiguous_format)
+
+
 def _resampled(keeps_format: bool, *ops: Any) -> None:
     def shape(grad: Tensor, output_size: Any, input_size: Sequence[Any], *rest: Any) -> Tensor:
         return fresh(tuple(input_size), grad.dtype, suggest_format(grad) if keeps_format else torch.contiguous_format)
@@ -573,7 +578,7 @@ def _resampled(keeps_format: bool, *ops: Any) -> None:
 
 
 for _name in RESAMPLING:
-    _resampled("bicubic" not in _name, getattr(aten, f"{_name}_backward").default)
+    _resampled("bicubic" not in _name and not ("nearest" in _name and "3d" in _name), getattr(aten, f"{_name}_backward").default)
 
 
 @rule(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
