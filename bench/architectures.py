@@ -802,7 +802,9 @@ def main() -> int:
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a process that has asked the driver cannot fork others that use it
     if args.interpret:
-        os.environ |= {"TRITON_INTERPRET": "1", "TORCHSMITH_CACHE_DIR": tempfile.mkdtemp(prefix="torchsmith-interpret-")}
+        os.environ["TRITON_INTERPRET"] = "1"
+    if args.interpret or args.device == "fake":  # other objects than those in the user's cache
+        os.environ["TORCHSMITH_CACHE_DIR"] = tempfile.mkdtemp(prefix="torchsmith-fake-")
     threads = max(1, len(os.sched_getaffinity(0)) // args.jobs)
     if args.device != "cpu":
         os.environ["TORCHSMITH_COMPILE_THREADS"] = str(threads)

@@ -643,6 +643,8 @@ def run_all(names: list[str], args: argparse.Namespace, journal: Path) -> dict[s
     left = [n for n in names if n not in results]
     with tempfile.TemporaryDirectory() as folder, journal.open("a" if args.resume else "w") as f:
         envs = environments(args.device, args.procs)
+        if args.unoptimized:  # other objects than those in the user's cache
+            envs = [{**env, "TORCHSMITH_CACHE_DIR": str(Path(folder) / "cache")} for env in envs]
         workers = [Worker(part, args, Path(folder), env) for i, env in enumerate(envs) if (part := left[i :: args.procs])]
         try:
             while not all(w.done for w in workers) and time.time() < end:
