@@ -337,7 +337,10 @@ static int queue(Function *f, int64_t *words) {
 EXPORT int aoti_torch_cuda_addmm_out(void *out, void *c, void *a, void *b, double beta, double alpha) {
   CALL("addmm");
   int64_t *as, *at, *bs, *bt, *cs, *ct, w[M_WORDS] = {0};
+  int32_t kind;
   torch_find();
+  torch.dtype(a, &kind);
+  if (kind != 6) return 1; /* only float32 is multiplied here: the call is repeated eagerly */
   torch.data(out, (void **)&w[M_OUT]), torch.data(a, (void **)&w[M_A]), torch.data(b, (void **)&w[M_B]);
   torch.sizes(a, &as), torch.strides(a, &at), torch.sizes(b, &bs), torch.strides(b, &bt);
   w[M_M] = as[0], w[M_K] = as[1], w[M_N] = bs[1];
