@@ -21,6 +21,7 @@ from typing import Any
 import fuzz_harness
 import torch
 from fuzz_harness import DEVICE, HALF, Draw, check, shaken
+from fuzz_layers import laid
 from torch import nn
 
 import torchsmith
@@ -75,7 +76,7 @@ def image_module(r: Draw) -> tuple[nn.Module, Callable[[Draw], torch.Tensor]]:
 
     def made(r: Draw) -> torch.Tensor:
         x = torch.randn(r.choice((1, 1, 2, 3)), first, r.choice((6, 9, 14)), r.choice((6, 9, 14)))
-        return x.contiguous(memory_format=r.choice((torch.contiguous_format, torch.channels_last)))
+        return laid(r, x)
 
     return nn.Sequential(*layers), made
 
