@@ -29,15 +29,16 @@ static int has_hooks(PyObject *own) {
   return 0;
 }
 
-/* _torchsmith_forward is (the forward function, its Dispatcher): good while the module's class still has that function. */
+/* _torchsmith_forward is (the module's class, its forward, the Dispatcher of that, the module): good while the module is of that class, and
+   the class still has that function. */
 static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs) {
   PyObject **slot = slow_call ? _PyObject_GetDictPtr(self) : NULL, *own = slot ? *slot : NULL;
   if (!slow_call) { PyErr_SetString(PyExc_TypeError, "compiled modules are not set up"); return NULL; }
   if (own && PyDict_Check(own) && !has_hooks(own) && !PyDict_GetItemWithError(own, names[4])) {
     PyObject *cache = _PyType_Lookup(Py_TYPE(self), names[5]);
-    if (cache && PyTuple_CheckExact(cache) && PyTuple_GET_SIZE(cache) == 3) {
+    if (cache && PyTuple_CheckExact(cache) && PyTuple_GET_SIZE(cache) == 4) {
       PyObject *type = PyTuple_GET_ITEM(cache, 0), *fn = PyTuple_GET_ITEM(cache, 1), *d = PyTuple_GET_ITEM(cache, 2);
-      if (_PyType_Lookup((PyTypeObject *)type, names[4]) == fn) {
+      if ((PyObject *)Py_TYPE(PyTuple_GET_ITEM(cache, 3)) == type && _PyType_Lookup((PyTypeObject *)type, names[4]) == fn) {
         Py_INCREF(d);
         PyObject *r = PyObject_VectorcallDict(d, ((PyTupleObject *)args)->ob_item, (size_t)PyTuple_GET_SIZE(args), kwargs);
         Py_DECREF(d);

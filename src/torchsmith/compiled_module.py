@@ -27,6 +27,7 @@ _GLOBAL_HOOKS = (
     torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks,
     torch_module._global_backward_hooks, torch_module._global_backward_pre_hooks,
 )  # fmt: skip
+_SET_CLASS = object.__dict__["__class__"].__set__
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -46,6 +47,24 @@ class LookAlike:
     def _orig_mod(self) -> Any:
         return type(self)._torchsmith_original
 
+    @property
+    def __class__(self) -> Any:
+        return type(self)
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:
+        """What this becomes, as lazy modules do, the original becomes. A class that derives from this object's own is for it alone."""
+        if not issubclass(cls, LookAlike):
+            original = self._orig_mod
+            original.__class__ = cls
+            cls = type(self)._torchsmith_class_for(original)
+        _SET_CLASS(self, cls)
+
+    @classmethod
+    def _torchsmith_class_for(cls, original: Any) -> type:
+        """The class of an object that stands for `original` in the way of this class."""
+        raise NotImplementedError
+
 
 class DisabledModule(LookAlike):
     """What compiler.disable makes of a module: calls of it run as they are."""
@@ -54,6 +73,10 @@ class DisabledModule(LookAlike):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return type(self)._torchsmith_disable, (self._orig_mod,)
+
+    @classmethod
+    def _torchsmith_class_for(cls, original: Any) -> type:
+        return _disabled_class(original, cls._torchsmith_disable)
 
 
 class CompiledModule(LookAlike):
@@ -75,6 +98,10 @@ class CompiledModule(LookAlike):
     def forward(self) -> None:
         del self.__dict__["forward"]
 
+    @classmethod
+    def _torchsmith_class_for(cls, original: Any) -> type:
+        return _compiled_class(original, cls._torchsmith_settings)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         cls = type(self)
         made = compile_module(copy.deepcopy(cls._torchsmith_original, memo), cls._torchsmith_settings)
@@ -93,15 +120,23 @@ class CompiledModule(LookAlike):
 
 def _call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
     """Every call that C does not serve directly: the first one, hooks, a forward of the module's own."""
-    cls = type(compiled)
-    own = compiled.__dict__
+    own, cls = compiled.__dict__, _followed(compiled)
     if any(own[name] for name in _HOOKS) or any(_GLOBAL_HOOKS):
         return torch.nn.Module.__call__(compiled, *args, **kwargs)
     d = _forward_of(cls)
     if "forward" not in own and isinstance(d, _frame.Dispatcher):
-        base = type(cls._torchsmith_original)
-        cls._torchsmith_forward = (base, base.forward, d)
+        original = cls._torchsmith_original
+        cls._torchsmith_forward = (type(original), type(original).forward, d, original)
     return d(*args, **kwargs)
+
+
+def _followed(compiled: Any) -> Any:
+    """The class of `compiled`: another one by now where its original has got another class, as a forward may give it."""
+    cls = type(compiled)
+    if "_torchsmith_original" in cls.__dict__ and type(cls._torchsmith_original) is not cls.__bases__[1]:
+        cls = cls._torchsmith_class_for(cls._torchsmith_original)
+        _SET_CLASS(compiled, cls)
+    return cls
 
 
 def _forward_of(cls: Any) -> Any:
@@ -152,27 +187,38 @@ def compile_module(module: Any, settings: Settings) -> Any:
     """The compiled look-alike of `module`."""
     if isinstance(module, LookAlike):
         module = module._orig_mod
-    call: Any = type(module).__call__
-    names = {"_torchsmith_settings": settings, "_torchsmith_calls": {}}
-    if call is not torch.nn.Module.__call__:  # the class has its own idea of a call: compile that one
-        names["__call__"] = _own_call(module, call, settings)
-    return _look_alike(module, CompiledModule, names)
+    return _look_alike(module, _compiled_class(module, settings))
 
 
 def disabled_module(module: Any, disable: functools.partial[Any]) -> Any:
     """The look-alike of `module` whose calls `disable` keeps from being compiled."""
     if isinstance(module, LookAlike):
         module = module._orig_mod
+    return _look_alike(module, _disabled_class(module, disable))
+
+
+def _compiled_class(module: Any, settings: Settings) -> Any:
+    names: dict[str, Any] = {"_torchsmith_settings": settings, "_torchsmith_calls": {}}
+    call: Any = type(module).__call__
+    if call is not torch.nn.Module.__call__:  # the class has its own idea of a call: compile that one
+        names["__call__"] = _own_call(module, call, settings)
+    return _class(module, CompiledModule, names)
+
+
+def _disabled_class(module: Any, disable: functools.partial[Any]) -> Any:
     call = disable(type(module).__call__)
     call.__qualname__ = type(module).__qualname__  # what messages call it
-    names = {"_torchsmith_disable": disable, "__call__": call}
-    return _look_alike(module, DisabledModule, names)
+    return _class(module, DisabledModule, {"_torchsmith_disable": disable, "__call__": call})
 
 
-def _look_alike(module: Any, kind: type, names: dict[str, Any]) -> Any:
+def _class(module: Any, kind: type, names: dict[str, Any]) -> Any:
     base: Any = type(module)
     names |= {"_torchsmith_original": module, "__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    made = object.__new__(type(base)(base.__name__, (kind, base), names))
+    return type(base)(base.__name__, (kind, base), names)
+
+
+def _look_alike(module: Any, cls: Any) -> Any:
+    made = object.__new__(cls)
     object.__setattr__(made, "__dict__", module.__dict__)
     return made
 
@@ -182,8 +228,15 @@ def _own_call(module: Any, fn: Any, settings: Settings) -> Any:
         as_it_is(fn, settings, marked(fn))
     if peers.is_disabled(fn) or not isinstance(fn, types.FunctionType):
         return lambda self, *args, **kwargs: module(*args, **kwargs)
-    d = make_dispatcher(fn, settings, bound=module)
-    return lambda self, *args, **kwargs: d(*args, **kwargs)
+    d, base = make_dispatcher(fn, settings, bound=module), type(module)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        old = type(self)
+        if type(module) is not base and _followed(self) is not old:
+            return self(*args, **kwargs)
+        return d(*args, **kwargs)
+
+    return call
 
 
 _frame.setup_module(_GLOBAL_HOOKS, _call)

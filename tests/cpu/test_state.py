@@ -26,7 +26,6 @@ from torch.overrides import TorchFunctionMode
 import torchsmith
 from torchsmith.capture import call_opcodes
 
-pytestmark = pytest.mark.filterwarnings("error:torchsmith. internal error")
 X = torch.arange(6.0)
 SILU = torch.nn.SiLU()
 Make = Callable[[], Callable[[Tensor], Any]]
