@@ -31,7 +31,7 @@ from .graph.lazy import DETACH, plain, turned
 from .graph.readable import readable
 from .graph.schema import may_draw
 from .graph.sizes import SizeFacts
-from .graph.spec import FunctionalGraph, ViewOutput
+from .graph.spec import FunctionalGraph, ViewOutput, note_unexpected
 from .ir.expr import Expr
 from .ir.kernel import Kernel, kind_of
 from .ir.memo import by_identity, forget
@@ -324,6 +324,14 @@ def _give_up(*inputs: Any) -> Any:
     raise Elsewhere
 
 
+def _giving_up(gm: torch.fx.GraphModule) -> Call:
+    def give_up(*inputs: Any) -> Any:
+        note_unexpected(gm)
+        raise Elsewhere
+
+    return give_up
+
+
 def _is_run_anew(gm: torch.fx.GraphModule) -> bool:
     """Whether the dispatcher runs the function itself where the compiled graph fails."""
     return bool(gm.meta.get("anew") or gm.meta.get("draws"))
@@ -389,7 +397,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     with events.timed("functionalise", graph=name):
         facts.own_draws = not options.fallback_random
         whole = fg = functionalise(gm, facts, homes=True)
-    eager = _give_up if _is_run_anew(gm) else gm.forward
+    eager = _giving_up(gm) if _is_run_anew(gm) else gm.forward
     parts = parts_of(fg, options)
     if parts is not None:
         fg = parts.rest
@@ -530,7 +538,7 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
         )  # fmt: skip
         return call
 
-    forward, manifest, library, cached = load_of(cut.forward, name, _give_up if _is_run_anew(gm) else not_run, inputs)
+    forward, manifest, library, cached = load_of(cut.forward, name, _giving_up(gm) if _is_run_anew(gm) else not_run, inputs)
     attached = attach(joint, cut, as_drawing(forward, cut.forward, manifest), gm.forward, backward, not gm.meta.get("grad", True))
     events.emit("attached", graph=name, prepare=attached.prepare)
     if facts.symbols:  # what its compilation assumes of sizes has to be guarded

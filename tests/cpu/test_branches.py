@@ -11,6 +11,8 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 import torchsmith
+from torchsmith.codes import Unsupported
+from torchsmith.events import recording
 
 X = torch.arange(12.0).reshape(3, 4) - 2
 
@@ -170,3 +172,73 @@ def test_scans_of_dictionaries_and_of_functions_that_are_not_elementwise():
         assert made[0].stride() == want.contiguous().movedim(dim, 0).contiguous().movedim(0, dim).stride()
         assert nothing[0] is x and nothing[1] == []
         torch.testing.assert_close(made[1], x.sum([d for d in range(3) if d != dim]))
+
+
+# ---------------------------------------------------------------- where values are finite
+
+
+def clamped(x, log):
+    y = x * 2
+    log.append("doubled")
+    before = y
+    if not torch.isfinite(y).all():
+        bound = torch.finfo(y.dtype).max - 1000
+        y = torch.clamp(y, min=-bound, max=bound)
+        log.append("clamped")
+    y = torch.nn.functional.dropout(y, 0.5)
+    if y.dtype == torch.float32 and (torch.isinf(y).any() or torch.isnan(y).any()):
+        y = torch.nan_to_num(y)
+    return y.sqrt(), before
+
+
+def shared(x, log):
+    y = x * 1
+    before = y
+    if torch.isnan(y).any():
+        y = y.nan_to_num()
+    y.add_(1)
+    return y, before, y is before
+
+
+def behind_a_break(x, log):
+    y = x + 1
+    print(end="")
+    y.sum().item()
+    log.append("asked")
+    return clamped(y, log)
+
+
+@pytest.mark.parametrize("fn", [clamped, shared, behind_a_break], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("backend", ["inductor", "eager"])
+def test_values_are_expected_to_be_finite(fn, backend):
+    """One graph checks it; where they are not the function runs as it is, and where that happens again and again it is a break."""
+    compiled = torchsmith.compile(fn, backend=backend)
+    for k in (0, 1, 0, 1, 1, 1, 0):
+        found = []
+        for graph in (fn, compiled):
+            torch.manual_seed(k)
+            log, x = [], torch.tensor([1.0, float("nan") if k else 4.0, 9.0], requires_grad=True)
+            y, before, *more = graph(x, log)
+            y.nan_to_num().sum().backward()
+            found.append(((y.detach(), before.detach(), x.grad, torch.rand(1)), (more, log)))
+        (values, others), (want, others_want) = found
+        torch.testing.assert_close(values, want, equal_nan=True)
+        assert others == others_want
+
+
+def test_a_check_of_finite_values_is_no_break():
+    torchsmith.compiler.reset()  # what other tests have met at that line
+    compiled = torchsmith.compile(lambda x: clamped(x, []), backend="eager", fullgraph=True)
+    with recording() as got:
+        for _ in range(3):
+            compiled(X + 3)
+    assert sum(e.kind == "graph" for e in got) == 1
+    with pytest.raises(Unsupported, match="CAP020"):
+        torchsmith.export.export(Clamped(), (X,))
+
+
+class Clamped(torch.nn.Module):
+    def forward(self, x):
+        if not torch.isfinite(x).all():
+            x = torch.clamp(x, -1, 1)
+        return x * 2

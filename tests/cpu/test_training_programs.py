@@ -25,7 +25,7 @@ CODES: dict[str, set[str]] = {
     "embeddings_of_every_kind": {"CAP021", "GRA011"}, "error_behind_backward": {"CAP006"}, "error_in_a_hook": {"CAP006"},
     "errors_that_are_caught": {"CAP006", "CAP025"},
     "layers_dropped_at_random": {"AUT003", "CAP011", "CAP016", "CAP023"},
-    "lbfgs_with_closure": {"CAP020"}, "loss_that_is_not_a_number": {"AUT003", "CAP020"},
+    "lbfgs_with_closure": {"CAP020"}, "loss_that_is_not_a_number": {"RUN004"},
     "module_hook_comes_and_goes": {"AUT003", "CAP026"},
 }  # fmt: skip
 NOTES = {"GRA001", "GRA010"}  # a shape was asked of torch

@@ -16,10 +16,48 @@ from torch.utils import _pytree as pytree
 
 from ..codes import Unsupported, define
 from ..graph import tracing
+from ..graph.spec import is_expected
 from .protocol import Machine
+from .source import Computed
 
 define("CAP034", "a branch of torch.cond may do harm where it is not taken", "the call runs eagerly; torchsmith.export takes it")
 define("CAP033", "a control-flow operator has no form without branches and loops", "see the detail")
+
+_ANSWERS = {"isfinite": True, "isinf": False, "isnan": False}  # of values that are finite
+
+
+def where_finite(m: Machine, test: torch.Tensor) -> bool | None:
+    """What this test of values says where all are finite, if it is such a test (`isfinite(x).all()`) and that may be expected.
+
+    The graph checks it, and where it does not hold the function runs as it is: values, memory and gradients are eager's on both ways. A
+    place where that happens again and again is a break, as any other branch on a tensor's value."""
+    if m.is_whole:  # a program that is exported has no other way
+        return None
+    said = _said(m.recorder.node_of(test))
+    place = m.loc()
+    if said is None or not is_expected(place):
+        return None
+    m.world.guard(Computed(is_expected, (place,), ()), "equals", True)
+    return said
+
+
+def _said(node: Any) -> bool | None:
+    if not isinstance(node, torch.fx.Node) or not node.args:
+        return None
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in _ANSWERS:
+        return _ANSWERS[name]
+    inner = _said(node.args[0])
+    if inner is None:
+        return None
+    if name in ("logical_not", "invert", "bitwise_not", "__invert__"):
+        return not inner
+    if name in ("all", "any", "bool"):
+        return inner
+    if name in ("logical_or", "logical_and", "or_", "and_", "bitwise_or", "bitwise_and", "__or__", "__and__") and len(node.args) == 2:
+        return inner if _said(node.args[1]) == inner else None
+    return None
+
 
 LONGEST = 256  # elements that a loop is written out for
 

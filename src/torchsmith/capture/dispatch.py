@@ -25,6 +25,7 @@ import torch
 from .. import events
 from ..codes import BackendFailed, Forbidden, Unsupported, define
 from ..graph.sizes import SymTypes
+from ..graph.spec import UNEXPECTED
 from ..graph.tracing import plain_autograd
 from . import _frame, assemble, background, guards, overrides, peers, policy, resume
 from .attempts import capture_or_split
@@ -483,7 +484,8 @@ def _compile(state: State, captured: Any, call: Call, name: str) -> Any:
 
 
 def reset() -> None:
-    """Forget every compilation."""
+    """Forget every compilation, and what failed."""
+    UNEXPECTED.clear()
     for d in list(ALL):
         state: State = d.state
         with _LOCK:

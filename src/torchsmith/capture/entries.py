@@ -14,7 +14,7 @@ import torch
 from .. import events
 from ..codes import Forbidden, is_of_backend
 from ..graph.sizes import expr_of
-from ..graph.spec import ASSUMED
+from ..graph.spec import ASSUMED, note_unexpected
 from ..ir.expr import Const, Expr, Sym, const, op
 from ..options import CONFIG, asked_dims, asked_values
 from ..runtime.draws import generator_states, put_back
@@ -84,6 +84,7 @@ def or_elsewhere(graph: torch.fx.GraphModule, call: Callable[..., Any], road: st
 
     def may_go_on(error: Exception) -> bool:
         if str(error).startswith(ASSUMED):  # nothing is written by then
+            note_unexpected(graph)
             events.emit("fallback", code="RUN004", at="", detail=str(error))
             return True
         return not (is_of_backend(error) or is_late)

@@ -22,7 +22,7 @@ import torch
 
 from ..codes import Unsupported
 from ..graph import tracing
-from ..graph.spec import ASSUMED
+from ..graph.spec import RAISES
 from . import (
     arrays,
     bytecode,
@@ -503,7 +503,7 @@ class Machine:
     def tensor_truth(self, tensor: torch.Tensor) -> bool:
         return bool(self.tensor_value(tensor, "__bool__", "if on a tensor's value"))
 
-    def assume(self, tensor: torch.Tensor, wanted: bool) -> bool:
+    def assume(self, tensor: torch.Tensor, wanted: bool, why: str = RAISES) -> bool:
         """The truth of a tensor that is expected to be `wanted`, else the program raises. The graph checks it before it has done anything
         that can be seen; where it does not hold, the function runs as it is (entries.or_elsewhere)."""
         trace = tracing.current()
@@ -516,7 +516,7 @@ class Machine:
         holds = self.recorder.record("method", "bool", (tensor,), {})
         if not wanted:
             holds = self.recorder.record("method", "logical_not", (holds,), {})
-        self.recorder.effect(torch.ops.aten._assert_async.msg, (holds, f"{ASSUMED} {self.loc()}")).meta["late"] = late
+        self.recorder.effect(torch.ops.aten._assert_async.msg, (holds, f"{why} {self.loc()}")).meta["late"] = late
         return wanted
 
     def tensor_value(self, tensor: torch.Tensor, method: str, what: str, args: Any = (), kwargs: Any = None) -> Any:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..codes import Unsupported
+from ..graph.spec import NOT_FINITE
 from . import attributes as at
+from . import control_flow
 from . import protocols as pr
 from .attributes import Raised
 from .bytecode import VERSION, Instr, op
@@ -416,6 +418,9 @@ def decide(f: Frame, i: Instr, jumps_if: bool) -> bool:
             return bool(f.machine.assume(value, not jumps_if))
         if only_raises(f, i.index + 1):
             return bool(f.machine.assume(value, jumps_if))
+        wanted = control_flow.where_finite(f.machine, value)
+        if wanted is not None:
+            return bool(f.machine.assume(value, wanted, NOT_FINITE))
     return pr.truth(f.machine, value)
 
 

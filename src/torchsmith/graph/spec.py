@@ -16,6 +16,7 @@ Functional dialect (graph/functionalise.py makes it from the first; lower receiv
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,21 @@ from ..ir.program import Symbol
 LASTING = frozenset({"param", "buffer", "const"})
 STEADY = LASTING | {"kept"}
 
-ASSUMED = "the program raises an exception at"  # begins the message of a check that a way is not taken that only raises
+ASSUMED = "the program takes another way than was compiled:"  # begins the message of a check of a value which decides that
+RAISES = f"{ASSUMED} it raises an exception at"  # the other way does nothing else
+NOT_FINITE = f"{ASSUMED} values are not finite at"  # which is only expected
+UNEXPECTED: Counter[str] = Counter()  # places of such checks -> how often one of their graphs failed
+PATIENCE = 3  # failures, after which nothing is expected at a place any more
+
+
+def is_expected(place: str) -> bool:
+    return UNEXPECTED[place] < PATIENCE
+
+
+def note_unexpected(gm: torch.fx.GraphModule) -> None:
+    """A graph failed: one of the checks that were only expected to hold may be why."""
+    texts = [str(n.args[1]) for n in gm.graph.nodes if n.target is torch.ops.aten._assert_async.msg]
+    UNEXPECTED.update({t.removeprefix(NOT_FINITE).strip() for t in texts if t.startswith(NOT_FINITE)})
 
 
 def add_node(
