@@ -324,17 +324,16 @@ def _give_up(*inputs: Any) -> Any:
     raise Elsewhere
 
 
-def _giving_up(gm: torch.fx.GraphModule) -> Call:
+def _instead(gm: torch.fx.GraphModule, eager: Call) -> Call:
+    """What is called where the compiled graph fails: `eager`; it is only noted where the dispatcher runs the function itself."""
+    if not (gm.meta.get("anew") or gm.meta.get("draws")):
+        return eager
+
     def give_up(*inputs: Any) -> Any:
         note_unexpected(gm)
-        raise Elsewhere
+        return _give_up(*inputs)
 
     return give_up
-
-
-def _is_run_anew(gm: torch.fx.GraphModule) -> bool:
-    """Whether the dispatcher runs the function itself where the compiled graph fails."""
-    return bool(gm.meta.get("anew") or gm.meta.get("draws"))
 
 
 def as_drawing(call: Call, fg: FunctionalGraph, manifest: Manifest) -> Call:
@@ -397,7 +396,7 @@ def compile_native(gm: torch.fx.GraphModule, facts: SizeFacts, options: Options,
     with events.timed("functionalise", graph=name):
         facts.own_draws = not options.fallback_random
         whole = fg = functionalise(gm, facts, homes=True)
-    eager = _giving_up(gm) if _is_run_anew(gm) else gm.forward
+    eager = _instead(gm, gm.forward)
     parts = parts_of(fg, options)
     if parts is not None:
         fg = parts.rest
@@ -538,7 +537,7 @@ def compile_attached(gm: torch.fx.GraphModule, facts: SizeFacts, options: Option
         )  # fmt: skip
         return call
 
-    forward, manifest, library, cached = load_of(cut.forward, name, _giving_up(gm) if _is_run_anew(gm) else not_run, inputs)
+    forward, manifest, library, cached = load_of(cut.forward, name, _instead(gm, not_run), inputs)
     attached = attach(joint, cut, as_drawing(forward, cut.forward, manifest), gm.forward, backward, not gm.meta.get("grad", True))
     events.emit("attached", graph=name, prepare=attached.prepare)
     if facts.symbols:  # what its compilation assumes of sizes has to be guarded

@@ -72,6 +72,19 @@ def test_what_is_made_on_the_host_meanwhile_is_no_matter():
         lower(graph_of(lambda x: x.cpu(), placed(5)), Options())
 
 
+def of_tensors(entry):
+    """The tensors of an entry's first sample, and the operator as a function of them alone."""
+    sample = next(iter(entry.sample_inputs("cpu", torch.float32)), None)
+    given, form = tree_flatten(None if sample is None else (sample.input, sample.args, sample.kwargs))
+
+    def call(*args: torch.Tensor):
+        rest = iter(args)
+        first, more, options = tree_unflatten([next(rest) if isinstance(v, torch.Tensor) else v for v in given], form)
+        return entry.op(first, *more, **options)
+
+    return [v for v in given if isinstance(v, torch.Tensor)], call
+
+
 FAMILIES = ("fft", "linalg", "svd", "norm", "bag", "pool", "embedding", "attention", "dropout", "rank", "fill", "zero")
 
 
@@ -81,17 +94,9 @@ def test_results_on_cuda_are_as_torchs_fake_tensors_say():
     for entry in op_db:
         if torch.float32 not in entry.dtypes or not any(f in entry.name for f in FAMILIES) or "sparse" in entry.name:
             continue
-        sample = next(iter(entry.sample_inputs("cpu", torch.float32)), None)
-        given, form = tree_flatten(None if sample is None else (sample.input, sample.args, sample.kwargs))
-        tensors = [v for v in given if isinstance(v, torch.Tensor)]
+        tensors, call = of_tensors(entry)
         if not tensors:
             continue
-
-        def call(*args: torch.Tensor, entry=entry, given=given, form=form):
-            rest = iter(args)
-            first, more, options = tree_unflatten([next(rest) if isinstance(v, torch.Tensor) else v for v in given], form)
-            return entry.op(first, *more, **options)
-
         try:
             with FakeTensorMode():
                 there = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda:0") for t in tensors]
@@ -134,17 +139,9 @@ def test_what_operators_and_their_derivatives_are_made_of_lies_beside_their_oper
     for entry in op_db[::3]:
         if torch.float32 not in entry.dtypes or not entry.supports_autograd or "sparse" in entry.name or entry.name == "to":
             continue
-        sample = next(iter(entry.sample_inputs("cpu", torch.float32)), None)
-        given, form = tree_flatten(None if sample is None else (sample.input, sample.args, sample.kwargs))
-        tensors = [v for v in given if isinstance(v, torch.Tensor)]
+        tensors, call = of_tensors(entry)
         if not tensors:
             continue
-
-        def call(*args: torch.Tensor, entry=entry, given=given, form=form):
-            rest = iter(args)
-            first, more, options = tree_unflatten([next(rest) if isinstance(v, torch.Tensor) else v for v in given], form)
-            return entry.op(first, *more, **options)
-
         metas = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
         try:
             cut = cut_of(call, *(remember_device(t, torch.device("cuda:0")) for t in metas))

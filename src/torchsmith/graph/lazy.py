@@ -21,7 +21,7 @@ from .tracing import device_of, remember_device
 Call = Callable[..., Sequence[Any]]
 Bits = tuple[bool, bool]
 DETACH = ("detach", torch.detach, torch.Tensor.detach)  # no views to autograd
-aten = torch.ops.aten
+TURNS = (torch.ops.aten._conj.default, torch.ops.aten._neg_view.default)  # of each bit
 
 
 def bits_of(t: torch.Tensor) -> Bits:
@@ -30,7 +30,7 @@ def bits_of(t: torch.Tensor) -> Bits:
 
 def turned(t: torch.Tensor, bits: Bits) -> torch.Tensor:
     """The view of the same memory with these bits turned: as its own inverse it takes off what it sets."""
-    for op, turns in zip((aten._conj.default, aten._neg_view.default), bits, strict=True):
+    for op, turns in zip(TURNS, bits, strict=True):
         t = op(t) if turns else t
     return t
 
@@ -79,7 +79,7 @@ def _rewritten(gm: fx.GraphModule, taken: Sequence[Bits | None], set_: dict[int,
 
 
 def _turned(graph: fx.Graph, node: fx.Node, bits: Bits, loc: Any) -> fx.Node:
-    for op, turns in zip((aten._conj.default, aten._neg_view.default), bits, strict=True):
+    for op, turns in zip(TURNS, bits, strict=True):
         if turns:
             node = graph.call_function(op, (node,))
             node.meta["loc"] = loc or ""
